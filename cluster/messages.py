@@ -1,0 +1,170 @@
+"""The values that pass between the parts of the engine: the seams of the step.
+
+Knows: shapes, units and who hands what to whom.
+Refuses to know: how any part computes; no torch here, so that every value can be a wire message.
+
+    scheduler --SequenceView--> proposer --Offer--> judge --Offer--> scheduler --Plan--> runner
+    runner --Flight--> judge --Verdict--> scheduler --Delta--> whoever asked
+
+Vocabulary: `k` draft length; `base_len` number of tokens a draft assumes known; `computed_len`
+number of leading tokens whose keys and values are in the cache; a position is an absolute index
+into a sequence, prompt included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.request import FinishReason, RuleName, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What control may turn between steps. Every field is in force from the next step on."""
+
+    k: int = 5  # most draft tokens a row may carry; 0 switches speculation off
+    rule: RuleName = "coupled"
+    token_budget: int = 512  # most tokens one step computes, drafts included
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """What a proposer may see of a sequence. `tokens` is the live list: read, never write.
+
+    `k` already accounts for the caller's wish, the room left and control's advice: an offer must
+    not be longer.
+    """
+
+    id: int
+    tokens: Sequence[int]
+    prompt_len: int
+    computed_len: int
+    sampling: Sampling
+    rule: RuleName
+    salt: str
+    method: str | None
+    k: int
+    room: int  # tokens that may still be emitted
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLaw:
+    """The law each draft token was sampled from, as m (id, probability) pairs a position.
+
+    ids: int64 [k, m]; probs: float64 [k, m], rows summing to 1; ids absent from a row have
+    probability 0. It must be exactly the law sampled (DESIGN law 4). Pairs with probability 0 pad.
+    """
+
+    ids: npt.NDArray[np.int64]
+    probs: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Draft tokens for positions base_len, base_len + 1, ... of one sequence.
+
+    `law` None means every draft token is a point mass: chosen without randomness that the
+    acceptance rule has to account for.
+    """
+
+    sequence: int
+    base_len: int
+    tokens: tuple[int, ...]
+    law: DraftLaw | None = None
+    source: str = ""
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """Tokens of one sequence to compute in one step.
+
+    tokens: ids at positions first, first + 1, ...; the last `drafts` of them are drafts.
+    blocks: the sequence's block table, covering every position up to the last of `tokens`.
+    wants: how many trailing positions need logits: 0 for an unfinished prefill chunk, else
+    drafts + 1.
+    """
+
+    sequence: int
+    first: int
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+    drafts: int = 0
+    wants: int = 0
+    offer: Offer | None = None
+
+    @property
+    def end(self) -> int:
+        """One past the last position computed."""
+        return self.first + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything one step computes. `round` counts steps and never repeats in an engine's life."""
+
+    round: int
+    rows: tuple[PlanRow, ...]
+    knobs: Knobs
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Raw log-softmax of the target (before temperature, masks, penalties) at one position."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target said about one row.
+
+    accepted: how many drafts stand, counting only those emitted.
+    tokens: the tokens emitted, in order: the accepted drafts and, unless the answer ended inside
+    them, one of the target's own.
+    text: what may be shown now; text that could still become a stop string is held back.
+    """
+
+    sequence: int
+    accepted: int
+    tokens: tuple[int, ...]
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Running totals of one request."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens whose blocks were found in the prefix cache
+    output_tokens: int = 0
+    rounds: int = 0  # target steps that emitted tokens
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    drafted_by_position: tuple[int, ...] = ()
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one request since its last delta."""
+
+    request: str
+    tokens: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    statistics: Statistics = field(default_factory=Statistics)
