@@ -1,22 +1,51 @@
 """The typed configuration: what `applications[].args` of ray_config.yaml may say.
 
-Knows: every key, its default, its variants and which of them may change while running.
+Knows: every key, its default, its variants, which of them may change while running, and how to
+say what is wrong with a file a person wrote.
 Refuses to know: how any value is used. Values that depend on the machine ("auto") are resolved
 once by whoever builds the part, and printed.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import difflib
+import re
+import reprlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
+from cluster.errors import ConfigError
 from cluster.messages import Knobs
 from cluster.request import RuleName
+
+#: The builder whose application, in a Serve config file, carries this configuration as its `args`.
+BUILDER = "deploy.app:build"
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate("kmgt")}
+_UNITS |= {f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate("kmgt")}
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_stray_truth(cls, value: object, info: ValidationInfo) -> object:
+        # YAML reads `yes` and `on` as true, which pydantic would take for the number 1.
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError(f"{str(value).lower()} has no meaning here")
+        return value
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class TargetConfig(_Strict):
@@ -24,8 +53,8 @@ class TargetConfig(_Strict):
 
     model: str = Field("smollm2-135m", description="directory of safetensors, or an alias")
     tokenizer: str | None = Field(None, description="directory of another tokenizer; default: the model's own")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: DType = Field("auto", description="of the weights; auto: the fastest this device computes well")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     max_context: int | None = Field(None, ge=16, description="tokens; default: what the model was trained for")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: the cores of this process")
 
@@ -33,18 +62,26 @@ class TargetConfig(_Strict):
 class NgramDraft(_Strict):
     """Copy what followed the last occurrence of the newest tokens in the same sequence."""
 
-    kind: Literal["ngram"]
-    max_match: int = Field(4, ge=1, le=16)
-    min_match: int = Field(2, ge=1, le=16)
+    kind: Literal["ngram"] = Field(description="look-up in the sequence itself")
+    max_match: int = Field(4, ge=1, le=16, description="longest run of newest tokens looked up")
+    min_match: int = Field(2, ge=1, le=16, description="shortest run that may be trusted; at most max_match")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match={self.min_match} must be at most max_match={self.max_match}")
+        return self
 
 
 class ModelDraft(_Strict):
     """A smaller causal language model with the target's vocabulary."""
 
-    kind: Literal["model"]
+    kind: Literal["model"] = Field(description="a second model")
     model: str = Field("target", description='directory or alias; "target" starts from the target\'s own weights')
-    layers: tuple[int, ...] | None = Field(None, description="keep only these layers, in this order")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, min_length=1, description="keep only these layers, in this order; default: all"
+    )
+    dtype: DType = Field("auto", description="of the draft's weights; auto: as for the target")
 
 
 DraftConfig = Annotated[NgramDraft | ModelDraft, Field(discriminator="kind")]
@@ -58,20 +95,44 @@ class CacheConfig(_Strict):
     blocks: int | None = Field(None, ge=2, description="number of blocks; overrides memory")
     prefix: bool = Field(True, description="reuse blocks of equal prefixes within a salt")
 
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bare_number(cls, value: object) -> object:
+        # YAML reads an unquoted 536870912 as an integer; it means bytes.
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("memory")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        if value != "auto":
+            parse_bytes(value)
+        return value
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes; None for "auto"."""
+        return None if self.memory == "auto" else parse_bytes(self.memory)
+
 
 class SchedulerConfig(_Strict):
     """How many requests are in flight and how many may wait."""
 
-    max_sequences: int = Field(64, ge=1, le=4096)
-    max_waiting: int = Field(256, ge=0)
+    max_sequences: int = Field(64, ge=1, le=4096, description="most requests computed side by side")
+    max_waiting: int = Field(256, ge=0, description="most requests waiting; one more is refused as overload")
 
 
 class KnobConfig(_Strict):
     """What may change while running: give it under the deployment's `user_config`."""
 
     k: int = Field(5, ge=0, le=64, description="most draft tokens a row; 0 switches speculation off")
-    rule: RuleName = "coupled"
-    token_budget: int = Field(512, ge=16, description="most tokens a step computes")
+    rule: RuleName = Field("coupled", description="how drafts are accepted: same tokens, or same law only")
+    token_budget: int = Field(512, ge=16, description="most tokens a step computes; above k")
+
+    @model_validator(mode="after")
+    def _row_fits(self) -> Self:
+        if self.k >= self.token_budget:
+            raise ValueError(f"k={self.k} must be below token_budget={self.token_budget}, or no row would fit a step")
+        return self
 
     def knobs(self) -> Knobs:
         return Knobs(k=self.k, rule=self.rule, token_budget=self.token_budget)
@@ -81,7 +142,9 @@ class EngineConfig(_Strict):
     """One engine: a target, its drafts, its cache, its scheduler."""
 
     target: TargetConfig = TargetConfig()
-    drafts: tuple[DraftConfig, ...] = (NgramDraft(kind="ngram"),)
+    drafts: tuple[DraftConfig, ...] = Field(
+        (NgramDraft(kind="ngram"),), description="asked in this order; an empty list: no drafts"
+    )
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     knobs: KnobConfig = KnobConfig()
@@ -98,3 +161,189 @@ class Config(EngineConfig):
     """Everything under `args`."""
 
     serving: ServingConfig = ServingConfig()
+
+
+def parse(raw: Mapping[str, Any]) -> Config:
+    """The configuration that `raw`, as read from YAML or JSON, spells.
+
+    Raises ConfigError naming every problem, one a line, by its dotted path and, for a key that
+    does not exist, the nearest one that does.
+    """
+    return _parse(raw, Config)
+
+
+def parse_knobs(raw: Mapping[str, Any] | None, base: KnobConfig | None = None) -> KnobConfig:
+    """The knobs of a `user_config`; keys it leaves out keep their value in `base`. Raises ConfigError."""
+    if raw is not None and not isinstance(raw, Mapping):
+        raise ConfigError(f"user_config must be a mapping of knobs, not {reprlib.repr(raw)}")
+    return _parse({**(base or KnobConfig()).model_dump(), **(raw or {})}, KnobConfig)
+
+
+def load_yaml(path: str | Path) -> Config:
+    """The configuration in a Serve config file: `args` of its application built by `deploy.app:build`.
+
+    Raises ConfigError when the file is missing, is not YAML, holds no such application or more
+    than one, or spells a configuration that `parse` refuses.
+    """
+    document = _read_yaml(Path(path))
+    applications = document.get("applications") if isinstance(document, Mapping) else None
+    if not isinstance(applications, list):
+        raise ConfigError(f"{path}: not a Serve config file: it has no list `applications`")
+    ours = [app for app in applications if isinstance(app, Mapping) and app.get("import_path") == BUILDER]
+    if len(ours) != 1:
+        found = ", ".join(str(app.get("import_path")) for app in applications if isinstance(app, Mapping)) or "none"
+        raise ConfigError(f"{path}: wants exactly one application with import_path {BUILDER}; import paths: {found}")
+    try:
+        return parse(ours[0].get("args") or {})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: applications.{applications.index(ours[0])}.args: {error}") from None
+
+
+def describe(config: BaseModel) -> list[str]:
+    """One line a value, `path = value`, in the order of the tree; those a person set are marked so."""
+    lines = [f"{path} = {_shown(value)}{'  (set)' if given else ''}" for path, value, given in _leaves(config)]
+    if isinstance(config, EngineConfig) and config.cache.memory_bytes is not None:
+        lines.append(f"cache.memory_bytes = {config.cache.memory_bytes}  (derived)")
+    return lines
+
+
+def reference() -> list[str]:
+    """The lines of docs/configuration.md's table: key, default and meaning of everything in the tree."""
+    rows = [f"| `{path}` | {default} | {text} |" for path, default, text in _reference(Config, "")]
+    return ["| key | default | meaning |", "|---|---|---|", *rows]
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in "512MiB", "1.5GB" or "4096". Raises ValueError that lists the units."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    size = int(float(match[1]) * unit) if match and unit else 0
+    if size < 1:
+        raise ValueError(
+            f"{text!r} is no amount of memory: write a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB, "
+            f'such as "512MiB", or "auto"'
+        )
+    return size
+
+
+def _parse(raw: object, model: type[_Model]) -> _Model:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"the configuration must be a mapping of keys to values, not {reprlib.repr(raw)}")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        problems = [_problem(detail, model) for detail in error.errors(include_url=False)]
+    raise ConfigError("\n".join(problems))
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+
+
+def _problem(detail: ErrorDetails, root: type[BaseModel]) -> str:
+    """One line for one of pydantic's findings."""
+    path, owners = _locate(detail["loc"], root)
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"{path}: unknown key; {_nearest(str(detail['loc'][-1]), owners, root)}"
+        case "union_tag_invalid":
+            kinds = re.findall(r"'([^']*)'", context["expected_tags"])
+            near = difflib.get_close_matches(context["tag"], kinds, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            return f"{path}.kind: unknown kind {context['tag']!r}; {hint}kinds: {', '.join(kinds)}"
+        case "union_tag_not_found":
+            return f"{path}.kind: missing; kinds: {', '.join(_kind(owner) for owner in owners)}"
+        case "value_error":
+            return f"{path}: {context['error']}" if path else str(context["error"])
+        case "tuple_type":
+            return f"{path}: must be a list, not {reprlib.repr(detail['input'])}"
+        case "too_short":
+            return f"{path}: must not be empty; leave the key out for its default"
+        case "model_type" | "model_attributes_type":
+            return f"{path}: must be a mapping of keys to values, not {reprlib.repr(detail['input'])}"
+        case _:
+            return f"{path}: {detail['msg'][0].lower()}{detail['msg'][1:]}, not {reprlib.repr(detail['input'])}"
+
+
+def _locate(loc: tuple[int | str, ...], root: type[BaseModel]) -> tuple[str, list[type[BaseModel]]]:
+    """The path as a person wrote it, and the model (or variants) that hold its last part.
+
+    Pydantic puts the variant's kind into the location of everything inside a union; a person did not.
+    """
+    path: list[str] = []
+    owners: list[type[BaseModel]] = [root]
+    inside = owners
+    for part in loc:
+        if isinstance(part, str) and len(inside) > 1:
+            owners = inside = [model for model in inside if _kind(model) == part]
+            continue
+        path.append(str(part))
+        owners = inside
+        if len(inside) == 1 and part in inside[0].model_fields:
+            inside = _models_in(inside[0].model_fields[str(part)].annotation)
+    return ".".join(path), owners
+
+
+def _nearest(name: str, owners: list[type[BaseModel]], root: type[BaseModel]) -> str:
+    names = [field for owner in owners for field in owner.model_fields]
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    # The right key in the wrong place is as common a slip as a misspelt one.
+    elsewhere = [path for path, _, _ in _reference(root, "") if path.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"known here: {', '.join(names)}"
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _kind(model: type[BaseModel]) -> str:
+    field = model.model_fields.get("kind")
+    return str(get_args(field.annotation)[0]) if field else ""
+
+
+def _leaves(value: object, path: str = "", given: bool = False) -> Iterator[tuple[str, object, bool]]:
+    """Every value below `value` with its path and whether a person gave it."""
+    prefix = f"{path}." if path else ""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _leaves(getattr(value, name), prefix + name, name in value.model_fields_set)
+    elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{prefix}{index}", given)
+    else:
+        yield path, value, given
+
+
+def _reference(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
+    """(path, default, meaning) of every key below `model`; a list's items appear as `[kind]`."""
+    for name, field in model.model_fields.items():
+        inner = _models_in(field.annotation)
+        if not inner or len(inner) > 1:
+            default = "required" if field.is_required() else f"`{_shown(field.default)}`"
+            yield prefix + name, default, (field.description or "").replace("|", "\\|")
+        for variant in inner:
+            here = f"{prefix}{name}[{_kind(variant)}]." if len(inner) > 1 else f"{prefix}{name}."
+            yield from _reference(variant, here)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, BaseModel):
+        return _kind(type(value))
+    if isinstance(value, tuple):
+        return f"[{', '.join(_shown(item) for item in value)}]"
+    # As YAML spells them, so that a line can be pasted into the file.
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
