@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from cluster.errors import ConfigError
@@ -26,6 +26,8 @@ from cluster.request import RuleName
 #: The builder whose application, in a Serve config file, carries this configuration as its `args`.
 BUILDER = "deploy.app:build"
 
+# YAML reads `yes` and `on` as true, which pydantic would otherwise take for the number 1.
+Whole = Annotated[int, Strict()]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _UNITS = {"": 1, "b": 1}
@@ -35,14 +37,6 @@ _UNITS |= {f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate("km
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_stray_truth(cls, value: object, info: ValidationInfo) -> object:
-        # YAML reads `yes` and `on` as true, which pydantic would take for the number 1.
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError(f"{str(value).lower()} has no meaning here")
-        return value
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -55,16 +49,16 @@ class TargetConfig(_Strict):
     tokenizer: str | None = Field(None, description="directory of another tokenizer; default: the model's own")
     dtype: DType = Field("auto", description="of the weights; auto: the fastest this device computes well")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
-    max_context: int | None = Field(None, ge=16, description="tokens; default: what the model was trained for")
-    threads: int | None = Field(None, ge=1, description="CPU threads; default: the cores of this process")
+    max_context: Whole | None = Field(None, ge=16, description="tokens; default: what the model was trained for")
+    threads: Whole | None = Field(None, ge=1, description="CPU threads; default: the cores of this process")
 
 
 class NgramDraft(_Strict):
     """Copy what followed the last occurrence of the newest tokens in the same sequence."""
 
     kind: Literal["ngram"] = Field(description="look-up in the sequence itself")
-    max_match: int = Field(4, ge=1, le=16, description="longest run of newest tokens looked up")
-    min_match: int = Field(2, ge=1, le=16, description="shortest run that may be trusted; at most max_match")
+    max_match: Whole = Field(4, ge=1, le=16, description="longest run of newest tokens looked up")
+    min_match: Whole = Field(2, ge=1, le=16, description="shortest run that may be trusted; at most max_match")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -78,7 +72,7 @@ class ModelDraft(_Strict):
 
     kind: Literal["model"] = Field(description="a second model")
     model: str = Field("target", description='directory or alias; "target" starts from the target\'s own weights')
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    layers: tuple[Annotated[Whole, Field(ge=0)], ...] | None = Field(
         None, min_length=1, description="keep only these layers, in this order; default: all"
     )
     dtype: DType = Field("auto", description="of the draft's weights; auto: as for the target")
@@ -90,9 +84,9 @@ DraftConfig = Annotated[NgramDraft | ModelDraft, Field(discriminator="kind")]
 class CacheConfig(_Strict):
     """Where keys and values of attention live."""
 
-    block_tokens: int = Field(32, ge=1, le=256, description="tokens a block")
+    block_tokens: Whole = Field(32, ge=1, le=256, description="tokens a block")
     memory: str = Field("auto", description='bytes for all blocks, such as "512MiB"; auto: a quarter of what is free')
-    blocks: int | None = Field(None, ge=2, description="number of blocks; overrides memory")
+    blocks: Whole | None = Field(None, ge=2, description="number of blocks; overrides memory")
     prefix: bool = Field(True, description="reuse blocks of equal prefixes within a salt")
 
     @field_validator("memory", mode="before")
@@ -117,16 +111,16 @@ class CacheConfig(_Strict):
 class SchedulerConfig(_Strict):
     """How many requests are in flight and how many may wait."""
 
-    max_sequences: int = Field(64, ge=1, le=4096, description="most requests computed side by side")
-    max_waiting: int = Field(256, ge=0, description="most requests waiting; one more is refused as overload")
+    max_sequences: Whole = Field(64, ge=1, le=4096, description="most requests computed side by side")
+    max_waiting: Whole = Field(256, ge=0, description="most requests waiting; one more is refused as overload")
 
 
 class KnobConfig(_Strict):
     """What may change while running: give it under the deployment's `user_config`."""
 
-    k: int = Field(5, ge=0, le=64, description="most draft tokens a row; 0 switches speculation off")
+    k: Whole = Field(5, ge=0, le=64, description="most draft tokens a row; 0 switches speculation off")
     rule: RuleName = Field("coupled", description="how drafts are accepted: same tokens, or same law only")
-    token_budget: int = Field(512, ge=16, description="most tokens a step computes; above k")
+    token_budget: Whole = Field(512, ge=16, description="most tokens a step computes; above k")
 
     @model_validator(mode="after")
     def _row_fits(self) -> Self:
@@ -154,7 +148,7 @@ class ServingConfig(_Strict):
     """How the engine is shown to the outside."""
 
     name: str | None = Field(None, description="model id in the API; default: the target's own name")
-    max_tokens: int = Field(1024, ge=1, description="default answer length when a request names none")
+    max_tokens: Whole = Field(1024, ge=1, description="default answer length when a request names none")
 
 
 class Config(EngineConfig):

@@ -1,0 +1,354 @@
+"""The configuration: what it refuses, how it says so, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from cluster.config import (
+    BUILDER,
+    CacheConfig,
+    Config,
+    KnobConfig,
+    ModelDraft,
+    NgramDraft,
+    SchedulerConfig,
+    ServingConfig,
+    TargetConfig,
+    describe,
+    load_yaml,
+    parse,
+    parse_bytes,
+    parse_knobs,
+    reference,
+)
+from cluster.errors import ConfigError
+from cluster.messages import Knobs
+
+
+def refusal(raw: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(raw)
+    return str(caught.value).splitlines()
+
+
+# What is accepted
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert parse({}) == Config()
+
+
+def test_knobs_of_the_step_carry_every_key() -> None:
+    assert KnobConfig().knobs() == Knobs()
+    assert parse({"knobs": {"k": 3, "rule": "ratio", "token_budget": 99}}).knobs.knobs() == Knobs(3, "ratio", 99)
+    assert set(KnobConfig.model_fields) <= set(Knobs.__dataclass_fields__)
+
+
+def test_yaml_lists_become_tuples() -> None:
+    config = parse(yaml.safe_load("drafts: [{kind: model, layers: [0, 1, 29]}, {kind: ngram}]"))
+    assert config.drafts == (ModelDraft(kind="model", layers=(0, 1, 29)), NgramDraft(kind="ngram"))
+
+
+def test_no_drafts_is_a_choice() -> None:
+    assert parse({"drafts": []}).drafts == ()
+
+
+def test_frozen() -> None:
+    config = parse({})
+    with pytest.raises(ValidationError):
+        config.knobs.k = 1  # type: ignore[misc]
+
+
+# What is refused, and in which words
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        ({"cach": {}}, "cach: unknown key; did you mean cache?"),
+        ({"cache": {"block_token": 16}}, "cache.block_token: unknown key; did you mean block_tokens?"),
+        (
+            {"drafts": [{"kind": "ngram", "max_mach": 3}]},
+            "drafts.0.max_mach: unknown key; did you mean max_match?",
+        ),
+        (
+            {"drafts": [{"kind": "ngram"}, {"kind": "model", "layer": [0]}]},
+            "drafts.1.layer: unknown key; did you mean layers?",
+        ),
+        ({"k": 3}, "k: unknown key; did you mean knobs.k?"),
+        ({"knobs": {"max_sequences": 3}}, "knobs.max_sequences: unknown key; did you mean scheduler.max_sequences?"),
+        ({"knobs": {"zzz": 3}}, "knobs.zzz: unknown key; known here: k, rule, token_budget"),
+        (
+            {"drafts": [{"kind": "model", "max_match": 3}]},
+            "drafts.0.max_match: unknown key; did you mean drafts[ngram].max_match?",
+        ),
+        (
+            {"drafts": [{"kind": "ngrm"}]},
+            "drafts.0.kind: unknown kind 'ngrm'; did you mean ngram? kinds: ngram, model",
+        ),
+        ({"drafts": [{"kind": "oracle"}]}, "drafts.0.kind: unknown kind 'oracle'; kinds: ngram, model"),
+        ({"drafts": [{}]}, "drafts.0.kind: missing; kinds: ngram, model"),
+        ({"drafts": {"kind": "ngram"}}, "drafts: must be a list, not {'kind': 'ngram'}"),
+        ({"drafts": ["ngram"]}, "drafts.0: must be a mapping of keys to values, not 'ngram'"),
+        ({"drafts": [{"kind": "model", "layers": []}]}, "drafts.0.layers: must not be empty"),
+        ({"drafts": [{"kind": "model", "layers": [0, -1]}]}, "drafts.0.layers.1: input should be greater than"),
+        ({"target": 3}, "target: must be a mapping of keys to values, not 3"),
+        ({"knobs": {"k": -1}}, "knobs.k: input should be greater than or equal to 0, not -1"),
+        ({"knobs": {"k": True}}, "knobs.k: input should be a valid integer, not True"),
+        ({"target": {"model": False}}, "target.model: input should be a valid string, not False"),
+        ({"target": {"dtype": "fp32"}}, "target.dtype: input should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+    ],
+)
+def test_refusal_names_path_and_remedy(raw: dict[str, Any], line: str) -> None:
+    (only,) = refusal(raw)
+    assert only.startswith(line)
+
+
+def test_every_problem_is_listed() -> None:
+    lines = refusal({"cach": {}, "knobs": {"k": 65, "ruel": "ratio"}, "drafts": [{"kind": "x"}]})
+    assert sorted(line.split(":")[0] for line in lines) == ["cach", "drafts.0.kind", "knobs.k", "knobs.ruel"]
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 7])
+def test_not_a_mapping(raw: object) -> None:
+    assert refusal(raw)[0].startswith("the configuration must be a mapping of keys to values")
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        (
+            {"drafts": [{"kind": "ngram", "min_match": 5, "max_match": 4}]},
+            "drafts.0: min_match=5 must be at most max_match=4",
+        ),
+        ({"knobs": {"k": 16, "token_budget": 16}}, "knobs: k=16 must be below token_budget=16"),
+    ],
+)
+def test_fields_that_contradict_each_other(raw: dict[str, Any], line: str) -> None:
+    assert refusal(raw)[0].startswith(line)
+
+
+def test_fields_that_just_agree() -> None:
+    parse({"drafts": [{"kind": "ngram", "min_match": 4, "max_match": 4}], "knobs": {"k": 15, "token_budget": 16}})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["drafts", "kind", "cache", "memory", "knobs", "k", "zz"]) | st.integers(),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=8,
+    )
+)
+def test_nothing_but_config_errors_escapes(raw: object) -> None:
+    with suppress(ConfigError):
+        parse(raw)  # type: ignore[arg-type]
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("4096", 4096),
+        ("64 b", 64),
+        ("2KB", 2000),
+        ("2KiB", 2048),
+        ("512MiB", 512 * 1024**2),
+        ("1.5GB", 1_500_000_000),
+        (" 1.5 gib ", 3 * 1024**3 // 2),
+        ("1TiB", 1024**4),
+        ("1TB", 1000**4),
+    ],
+)
+def test_bytes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+    assert CacheConfig(memory=text).memory_bytes == size
+
+
+@pytest.mark.parametrize("text", ["", "lots", "0", "0.1", "-1GB", "1.5.2GB", "1 PB", "GiB", "1e9", "nan", "1,5GB"])
+def test_bytes_refused(text: str) -> None:
+    (line,) = refusal({"cache": {"memory": text}})
+    assert line.startswith(f"cache.memory: {text!r} is no amount of memory")
+    assert "512MiB" in line
+
+
+def test_bytes_unquoted_in_yaml() -> None:
+    assert parse(yaml.safe_load("cache: {memory: 536870912}")).cache.memory_bytes == 536870912
+
+
+def test_auto_memory_is_for_the_builder_to_resolve() -> None:
+    assert CacheConfig().memory_bytes is None
+
+
+# Knobs that change while running
+
+
+def test_user_config_changes_only_what_it_names() -> None:
+    base = KnobConfig(k=3, rule="ratio")
+    assert parse_knobs({"k": 7}, base) == KnobConfig(k=7, rule="ratio")
+    assert parse_knobs(None, base) == base
+    assert parse_knobs({}) == KnobConfig()
+
+
+def test_user_config_is_checked_as_strictly() -> None:
+    with pytest.raises(ConfigError, match="ruel: unknown key; did you mean rule"):
+        parse_knobs({"ruel": "ratio"})
+    with pytest.raises(ConfigError, match="k=20 must be below token_budget=16"):
+        parse_knobs({"token_budget": 16}, KnobConfig(k=20))
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        parse_knobs([1])  # type: ignore[arg-type]
+
+
+# Round trips
+
+MODEL = st.text(min_size=1, max_size=8)
+DTYPE = st.sampled_from(["auto", "float32", "bfloat16", "float16"])
+MAYBE = st.none() | st.integers(16, 10**6)
+NGRAM = st.builds(NgramDraft, kind=st.just("ngram"), max_match=st.integers(4, 16), min_match=st.integers(1, 4))
+LAYERS = st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
+MODEL_DRAFT = st.builds(ModelDraft, kind=st.just("model"), model=MODEL, layers=LAYERS, dtype=DTYPE)
+CONFIGS = st.builds(
+    Config,
+    target=st.builds(TargetConfig, model=MODEL, tokenizer=st.none() | MODEL, dtype=DTYPE, max_context=MAYBE),
+    drafts=st.lists(NGRAM | MODEL_DRAFT, max_size=3).map(tuple),
+    cache=st.builds(
+        CacheConfig,
+        block_tokens=st.integers(1, 256),
+        memory=st.sampled_from(["auto", "512MiB", "1.5GB", "7"]),
+        blocks=MAYBE,
+        prefix=st.booleans(),
+    ),
+    scheduler=st.builds(SchedulerConfig, max_sequences=st.integers(1, 4096), max_waiting=st.integers(0, 99)),
+    knobs=st.builds(
+        KnobConfig,
+        k=st.integers(0, 64),
+        rule=st.sampled_from(["coupled", "ratio"]),
+        token_budget=st.integers(65, 9999),
+    ),
+    serving=st.builds(ServingConfig, name=st.none() | MODEL, max_tokens=st.integers(1, 9999)),
+)
+
+
+@given(CONFIGS)
+def test_round_trip(config: Config) -> None:
+    assert parse(config.model_dump()) == config
+    assert parse(json.loads(config.model_dump_json())) == config
+    assert parse(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+@given(CONFIGS)
+def test_description_has_one_line_a_value(config: Config) -> None:
+    lines = describe(config)
+    paths = [line.split(" = ")[0] for line in lines]
+    assert len(paths) == len(set(paths))
+    assert f"knobs.k = {config.knobs.k}  (set)" in lines
+    for index, draft in enumerate(config.drafts):
+        assert any(line.startswith(f"drafts.{index}.kind = {draft.kind}") for line in lines)
+
+
+def test_description_tells_what_a_person_set_and_what_follows() -> None:
+    lines = describe(parse({"cache": {"memory": "1KiB", "prefix": False}, "drafts": []}))
+    assert "cache.memory = 1KiB  (set)" in lines
+    assert "cache.memory_bytes = 1024  (derived)" in lines
+    assert "cache.prefix = false  (set)" in lines
+    assert "cache.block_tokens = 32" in lines
+    assert "drafts = []  (set)" in lines
+    assert "target.max_context = null" in lines
+
+
+# The file
+
+
+def write(path: Path, document: object) -> Path:
+    file = path / "serve.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def application(args: object = None, import_path: str = BUILDER) -> dict[str, object]:
+    return {"name": "a", "import_path": import_path} | ({} if args is None else {"args": args})
+
+
+def test_file(tmp_path: Path) -> None:
+    other = application({"unrelated": 1}, "other.pool:build")
+    file = write(tmp_path, {"applications": [other, application({"knobs": {"k": 2}})]})
+    assert load_yaml(file) == parse({"knobs": {"k": 2}})
+    assert load_yaml(str(file)) == load_yaml(file)
+
+
+def test_file_without_args_is_the_default(tmp_path: Path) -> None:
+    assert load_yaml(write(tmp_path, {"applications": [application()]})) == Config()
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (None, "not a Serve config file: it has no list `applications`"),
+        ([1], "not a Serve config file"),
+        ({"applications": {}}, "not a Serve config file"),
+        ({"applications": []}, "import paths: none"),
+        ({"applications": [application(import_path="x:y")]}, f"import_path {BUILDER}; import paths: x:y"),
+        ({"applications": [application(), application()]}, "exactly one application"),
+        (
+            {"applications": [application(import_path="x:y"), application({"cach": 1})]},
+            r"applications\.1\.args: cach: unknown key; did you mean cache\?",
+        ),
+        ({"applications": [application([1])]}, r"applications\.0\.args: the configuration must be a mapping"),
+    ],
+)
+def test_file_that_holds_no_configuration(tmp_path: Path, document: object, words: str) -> None:
+    file = write(tmp_path, document)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_yaml(file)
+    assert str(caught.value).startswith(str(file))
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_yaml(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_yaml(tmp_path)
+    torn = tmp_path / "torn.yaml"
+    torn.write_text("applications: [\n  {name: a\n")
+    with pytest.raises(ConfigError, match=r"(?s)not YAML: .*line 3"):
+        load_yaml(torn)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load_yaml(binary)
+
+
+# The reference table
+
+
+def keys_of(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
+def test_reference_names_every_key_once_and_says_what_it_means() -> None:
+    rows = [line.strip("| ").split(" | ") for line in reference()[2:]]
+    paths = [row[0].strip("`") for row in rows]
+    assert len(paths) == len(set(paths))
+    assert all(len(row) == 3 and len(row[2]) > 4 for row in rows)
+    last = {path.rpartition(".")[2] for path in paths}
+    for model in (TargetConfig, NgramDraft, ModelDraft, CacheConfig, SchedulerConfig, KnobConfig, ServingConfig):
+        assert keys_of(model) <= last
+    assert "drafts[ngram].max_match" in paths
