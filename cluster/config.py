@@ -121,6 +121,7 @@ class KnobConfig(_Strict):
     k: Whole = Field(5, ge=0, le=64, description="most draft tokens a row; 0 switches speculation off")
     rule: RuleName = Field("coupled", description="how drafts are accepted: same tokens, or same law only")
     token_budget: Whole = Field(512, ge=16, description="most tokens a step computes; above k")
+    adaptive: bool = Field(True, description="draft less for a sequence whose drafts keep failing")
 
     @model_validator(mode="after")
     def _row_fits(self) -> Self:
@@ -129,7 +130,7 @@ class KnobConfig(_Strict):
         return self
 
     def knobs(self) -> Knobs:
-        return Knobs(k=self.k, rule=self.rule, token_budget=self.token_budget)
+        return Knobs(k=self.k, rule=self.rule, token_budget=self.token_budget, adaptive=self.adaptive)
 
 
 class EngineConfig(_Strict):

@@ -13,8 +13,9 @@ into a sequence, prompt included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ class Knobs:
     k: int = 5  # most draft tokens a row may carry; 0 switches speculation off
     rule: RuleName = "coupled"
     token_budget: int = 512  # most tokens one step computes, drafts included
+    adaptive: bool = True  # let control lower k where drafts keep failing
+    caps: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))  # k by sequence id
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,254 @@
+"""The scheduler: which tokens of which sequences the next step computes.
+
+Knows: sequences and their order, the token budget, and the cache facade it asks for room.
+Refuses to know: logits, drafts' quality, tensors, text.
+
+There is no prefill or decode phase: a row computes tokens that are known but not yet in the
+cache, plus drafts where nothing else is pending. Chunked prefill, prefix hits, verification and
+preemption are that one case. The scheduler is the only writer of sequences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from cluster.errors import BrokenInvariant, Overloaded
+from cluster.kv.cache import KVCache
+from cluster.messages import Delta, Knobs, Offer, Plan, PlanRow, SequenceView, Verdict
+from cluster.request import Request
+from cluster.sched.sequence import Sequence, newest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """max_sequences run at once, at most max_waiting wait."""
+
+    max_sequences: int
+    max_waiting: int
+
+
+@dataclass(slots=True)
+class _Draftboard:
+    """A plan being made: rows by sequence and the budget left."""
+
+    rows: dict[int, PlanRow]
+    budget: int
+
+    def add(self, row: PlanRow) -> None:
+        self.rows[row.sequence] = row
+        self.budget -= len(row.tokens)
+
+    def drop(self, sequence: int) -> None:
+        row = self.rows.pop(sequence, None)
+        if row is not None:
+            self.budget += len(row.tokens)
+
+
+class Scheduler:
+    """First come, first served; the newest sequence gives way when blocks run short."""
+
+    def __init__(self, cache: KVCache, limits: Limits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._next_id = 0
+        self._round = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> int:
+        """Queue a request; returns its sequence id. Raises Overloaded when the queue is full."""
+        if len(self._waiting) >= self._limits.max_waiting + self._idle_places():
+            raise Overloaded(
+                f"{len(self._waiting)} requests wait already (scheduler.max_waiting={self._limits.max_waiting})"
+            )
+        sequence = Sequence(self._next_id, request, list(request.prompt))
+        self._next_id += 1
+        self._waiting.append(sequence)
+        return sequence.id
+
+    def abort(self, sequence_id: int) -> None:
+        """Forget a sequence and return its blocks at once. Unknown ids are ignored."""
+        for sequence in (*self._running, *self._waiting):
+            if sequence.id == sequence_id:
+                self._remove(sequence)
+
+    def views(self, knobs: Knobs) -> list[SequenceView]:
+        """Sequences that could carry drafts in the next step."""
+        views = (sequence.view(knobs) for sequence in self._running if sequence.pending == 1)
+        return [view for view in views if view.k > 0]
+
+    def view(self, sequence_id: int, knobs: Knobs) -> SequenceView:
+        """One live sequence, for a proposer that is about to meet it."""
+        for sequence in (*self._waiting, *self._running):
+            if sequence.id == sequence_id:
+                return sequence.view(knobs)
+        raise BrokenInvariant(f"sequence {sequence_id} is not live")
+
+    def plan(self, offers: SequenceOf[Offer], knobs: Knobs) -> Plan:
+        """Rows for the next step, oldest sequences first, within knobs.token_budget."""
+        self._round += 1
+        board = _Draftboard({}, knobs.token_budget)
+        by_sequence = {offer.sequence: offer for offer in offers}
+        preempted = self._plan_running(board, by_sequence, knobs)
+        if not preempted:
+            self._admit(board)
+        return Plan(self._round, tuple(board.rows.values()), knobs)
+
+    def commit(self, plan: Plan, verdicts: SequenceOf[Verdict]) -> list[Delta]:
+        """Take the verdicts into the sequences; returns news for those that emitted tokens."""
+        live = {sequence.id: sequence for sequence in self._running}
+        ruled = {verdict.sequence: verdict for verdict in verdicts}
+        deltas = []
+        for row in plan.rows:
+            sequence = live[row.sequence]
+            verdict = ruled.get(row.sequence)
+            if (verdict is None) != (row.wants == 0):
+                raise BrokenInvariant(f"sequence {row.sequence}: a verdict for every row that wants one, no other")
+            if verdict is None:
+                sequence.computed_len = row.end
+                self._cache.commit(sequence.id, sequence.tokens, sequence.computed_len)
+            else:
+                deltas.append(self._take(sequence, row, verdict))
+        return deltas
+
+    def check(self) -> None:
+        """Raise BrokenInvariant unless law 1 and the scheduler's own invariants hold."""
+        self._cache.check()
+        for sequence in self._running:
+            if not self._cache.holds(sequence.id) or not 0 <= sequence.computed_len < len(sequence.tokens):
+                raise BrokenInvariant(f"running sequence {sequence.id} is inconsistent")
+        if any(self._cache.holds(sequence.id) for sequence in self._waiting):
+            raise BrokenInvariant("a waiting sequence holds blocks")
+
+    def _idle_places(self) -> int:
+        return max(0, self._limits.max_sequences - len(self._running))
+
+    def _plan_running(self, board: _Draftboard, offers: Mapping[int, Offer], knobs: Knobs) -> bool:
+        """Rows of running sequences, those ready to decode first; True if one was preempted."""
+        ready = [sequence for sequence in self._running if sequence.pending == 1]
+        filling = [sequence for sequence in self._running if sequence.pending > 1]
+        before = len(self._running)
+        for sequence in (*ready, *filling):
+            if board.budget <= 0:
+                break
+            if sequence not in self._running:  # gave way to an older one in this very plan
+                continue
+            row = self._row(sequence, offers.get(sequence.id), knobs, board.budget)
+            if self._make_room(sequence, row, board):
+                board.add(self._with_table(row))
+            elif sequence in self._running:  # room without the drafts only
+                board.add(self._with_table(_without_drafts(row)))
+        return len(self._running) < before
+
+    def _row(self, sequence: Sequence, offer: Offer | None, knobs: Knobs, budget: int) -> PlanRow:
+        count = min(sequence.pending, budget)
+        first = sequence.computed_len
+        known = tuple(sequence.tokens[first : first + count])
+        drafts: tuple[int, ...] = ()
+        if offer is not None and sequence.pending == 1:
+            drafts = offer.tokens[: min(sequence.view(knobs).k, budget - count)]
+        complete = count == sequence.pending
+        return PlanRow(
+            sequence=sequence.id,
+            first=first,
+            tokens=known + drafts,
+            blocks=(),
+            drafts=len(drafts),
+            wants=len(drafts) + 1 if complete else 0,
+            offer=offer if drafts else None,
+        )
+
+    def _make_room(self, sequence: Sequence, row: PlanRow, board: _Draftboard) -> bool:
+        """Reserve the row's blocks. Drafts go first, then newer sequences, then this one.
+
+        False: the drafts must be left out (blocks for the rest are reserved), or the sequence
+        itself was preempted.
+        """
+        if self._cache.reserve(sequence.id, row.end):
+            return True
+        needed = row.end - row.drafts
+        while not self._cache.reserve(sequence.id, needed):
+            victim = newest(self._running)
+            board.drop(victim.id)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return row.drafts == 0
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the head of the queue; its tokens stay known and are recomputed later."""
+        self._running.remove(sequence)
+        self._cache.release(sequence.id)
+        sequence.computed_len = 0
+        sequence.tally.preemptions += 1
+        self._waiting.appendleft(sequence)
+
+    def _admit(self, board: _Draftboard) -> None:
+        """Start waiting sequences in order while places, budget and blocks last."""
+        while self._waiting and board.budget > 0 and len(self._running) < self._limits.max_sequences:
+            sequence = self._waiting[0]
+            spare = len(self._running)  # a block each for those already running to grow into
+            if not self._cache.fits(sequence.tokens, sequence.request.salt, spare):
+                if self._running:
+                    return
+                if not self._cache.fits(sequence.tokens, sequence.request.salt):
+                    raise BrokenInvariant(f"sequence {sequence.id} can never fit; submit should have refused it")
+            self._waiting.popleft()
+            self._start(sequence, board)
+
+    def _start(self, sequence: Sequence, board: _Draftboard) -> None:
+        sequence.computed_len = self._cache.open(sequence.id, sequence.tokens, sequence.request.salt)
+        if not sequence.admitted_before:
+            sequence.tally.cached_tokens = sequence.computed_len
+            sequence.admitted_before = True
+        self._running.append(sequence)
+        row = self._row(sequence, None, Knobs(k=0), board.budget)
+        if not self._cache.reserve(sequence.id, row.end):
+            raise BrokenInvariant(f"sequence {sequence.id} was admitted without room")
+        board.add(self._with_table(row))
+
+    def _with_table(self, row: PlanRow) -> PlanRow:
+        return PlanRow(
+            row.sequence, row.first, row.tokens, self._cache.table(row.sequence), row.drafts, row.wants, row.offer
+        )
+
+    def _take(self, sequence: Sequence, row: PlanRow, verdict: Verdict) -> Delta:
+        if not verdict.tokens or verdict.accepted > row.drafts:
+            raise BrokenInvariant(f"sequence {sequence.id}: verdict {verdict} does not fit its row")
+        sequence.tokens.extend(verdict.tokens)
+        sequence.computed_len = row.end - row.drafts + verdict.accepted
+        sequence.tally.record(row.drafts, verdict.accepted)
+        self._cache.commit(sequence.id, sequence.tokens, sequence.computed_len)
+        if verdict.finish is not None:
+            self._remove(sequence)
+        return Delta(
+            request=sequence.request.id,
+            tokens=verdict.tokens,
+            text=verdict.text,
+            logprobs=verdict.logprobs,
+            finish=verdict.finish,
+            statistics=sequence.statistics(),
+        )
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        self._cache.release(sequence.id)
+
+
+def _without_drafts(row: PlanRow) -> PlanRow:
+    known = row.tokens[: len(row.tokens) - row.drafts]
+    return PlanRow(row.sequence, row.first, known, row.blocks, 0, min(row.wants, 1), None)

@@ -1,0 +1,96 @@
+"""A request on its way: the scheduler's own record, seen by others only as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from cluster.messages import Knobs, SequenceView, Statistics
+from cluster.request import Request
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals behind `Statistics`."""
+
+    cached_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        while len(self.drafted_by_position) < drafted:
+            self.drafted_by_position.append(0)
+            self.accepted_by_position.append(0)
+        for position in range(drafted):
+            self.drafted_by_position[position] += 1
+            self.accepted_by_position[position] += position < accepted
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens known and how many of them are in the cache. Written by the scheduler alone."""
+
+    id: int
+    request: Request
+    tokens: list[int]
+    computed_len: int = 0
+    tally: Tally = field(default_factory=Tally)
+    admitted_before: bool = False
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def pending(self) -> int:
+        """Known tokens not yet computed; 1 means ready to decode."""
+        return len(self.tokens) - self.computed_len
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.sampling.max_tokens - (len(self.tokens) - self.prompt_len)
+
+    def view(self, knobs: Knobs) -> SequenceView:
+        speculation = self.request.speculation
+        limits = [knobs.caps.get(self.id, knobs.k), knobs.k, self.room - 1]
+        if speculation.k is not None:
+            limits.append(speculation.k)
+        return SequenceView(
+            id=self.id,
+            tokens=self.tokens,
+            prompt_len=self.prompt_len,
+            computed_len=self.computed_len,
+            sampling=self.request.sampling,
+            rule=speculation.rule or knobs.rule,
+            salt=self.request.salt,
+            method=speculation.method,
+            k=max(0, min(limits)) if speculation.enabled else 0,
+            room=self.room,
+        )
+
+    def statistics(self) -> Statistics:
+        tally = self.tally
+        return Statistics(
+            prompt_tokens=self.prompt_len,
+            cached_tokens=tally.cached_tokens,
+            output_tokens=len(self.tokens) - self.prompt_len,
+            rounds=tally.rounds,
+            drafted=tally.drafted,
+            accepted=tally.accepted,
+            accepted_by_position=tuple(tally.accepted_by_position),
+            drafted_by_position=tuple(tally.drafted_by_position),
+            preemptions=tally.preemptions,
+        )
+
+
+def newest(sequences: SequenceOf[Sequence]) -> Sequence:
+    """The sequence that arrived last: ids grow with arrival."""
+    return max(sequences, key=lambda sequence: sequence.id)
