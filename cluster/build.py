@@ -1,0 +1,200 @@
+"""From a configuration to an engine: the one place that knows which part goes with which.
+
+Knows: every constructor, and how values left to "auto" are resolved on this machine.
+Refuses to know: the step, Ray, HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from cluster.config import DraftConfig, EngineConfig, ModelDraft, NgramDraft
+from cluster.control.length import LengthControl
+from cluster.draft.first import FirstOffer
+from cluster.draft.model import ModelProposer
+from cluster.draft.ngram import NgramProposer
+from cluster.draft.proposer import Proposer
+from cluster.engine import Engine, Parts
+from cluster.errors import CapacityError, ConfigError, TokenizerMismatch
+from cluster.kv.blocks import BlockPool
+from cluster.kv.cache import KVCache
+from cluster.kv.keys import KeyContext
+from cluster.model.device import available_memory, resolve_device, resolve_dtype
+from cluster.model.files import ModelFiles
+from cluster.model.info import ModelInfo
+from cluster.model.load import load_model, locate, read_config
+from cluster.model.torch_runner import TorchRunner, arena_for, block_bytes
+from cluster.sched.scheduler import Limits, Scheduler
+from cluster.text.tokenizer import Tokenizer
+from cluster.verify.judge import Judge
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What "auto" became on this machine; printed at start."""
+
+    model: ModelInfo
+    threads: int
+    max_context: int
+    blocks: int
+    cache_bytes: int
+    drafts: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """One fact a line, for people."""
+        model = self.model
+        return [
+            f"model      {model.name} ({model.architecture}, {model.num_layers} layers, {model.dtype} on {model.device})",
+            f"context    {self.max_context} tokens",
+            f"cache      {self.blocks} blocks, {self.cache_bytes / 2**20:.0f} MiB",
+            f"drafts     {', '.join(self.drafts) or 'none'}",
+            f"threads    {self.threads}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A working engine and what its callers need beside it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    resolved: Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model on its device with a cache of its own."""
+
+    runner: TorchRunner
+    cache: KVCache
+    info: ModelInfo
+    max_context: int
+
+
+def assemble(config: EngineConfig, progress: Progress = lambda message: None) -> Assembly:
+    """Load the models and put an engine together. Sets torch's thread count for this process.
+
+    Raises ConfigError, ModelError and its kinds, CapacityError.
+    """
+    threads = config.target.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    files = locate(config.target.model, progress)
+    tokenizer = _tokenizer(config, files)
+    progress(f"loading {files.name}")
+    target = _load(config, files, config.target.dtype, None, None)
+    tokenizer.check(target.info.vocab_size)
+    blocks = target.cache.counts.total
+    proposers = [_proposer(config, draft, target, tokenizer, progress) for draft in config.drafts]
+    resolved = Resolved(
+        model=target.info,
+        threads=threads,
+        max_context=target.max_context,
+        blocks=blocks,
+        cache_bytes=blocks * block_bytes(target.info, block_tokens=config.cache.block_tokens),
+        drafts=tuple(proposer.name for proposer in proposers),
+    )
+    return Assembly(_engine(config, target, proposers, tokenizer), tokenizer, resolved)
+
+
+def open_tokenizer(config: EngineConfig, progress: Progress = lambda message: None) -> Tokenizer:
+    """The tokenizer alone, for a process that holds no model. Raises as `assemble` does."""
+    return _tokenizer(config, locate(config.target.model, progress))
+
+
+def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer:
+    other = config.target.tokenizer
+    return Tokenizer.load(files.directory if other is None else locate(other).directory)
+
+
+def _engine(config: EngineConfig, target: _Model, proposers: list[Proposer], tokenizer: Tokenizer) -> Engine:
+    limits = Limits(config.scheduler.max_sequences, config.scheduler.max_waiting)
+    return Engine(
+        Parts(
+            runner=target.runner,
+            cache=target.cache,
+            scheduler=Scheduler(target.cache, limits),
+            judge=Judge(target.info.vocab_size, tokenizer.eos_ids, tokenizer.stream),
+            proposer=FirstOffer(proposers),
+            control=LengthControl(config.knobs.knobs()),
+            max_context=target.max_context,
+        )
+    )
+
+
+def _load(
+    config: EngineConfig, files: ModelFiles, dtype_name: str, layers: tuple[int, ...] | None, blocks: int | None
+) -> _Model:
+    """One model with an arena of `blocks` blocks, or of what the configuration and memory allow."""
+    device = resolve_device(config.target.device)
+    dtype = resolve_dtype(dtype_name, device, read_config(files).dtype)
+    loaded = load_model(files, dtype=dtype, device=device, layers=layers)
+    info = loaded.info
+    max_context = min(info.max_context, config.target.max_context or info.max_context)
+    if blocks is None:
+        blocks = _plan_blocks(config, info, max_context)
+    block_tokens = config.cache.block_tokens
+    arena = arena_for(info, blocks, block_tokens=block_tokens)
+    context = KeyContext(model=info.fingerprint, layout=f"{info.dtype}/{block_tokens}")
+    cache = KVCache(BlockPool(blocks), block_tokens, context, prefix=config.cache.prefix)
+    return _Model(TorchRunner(loaded, arena), cache, info, max_context)
+
+
+def _plan_blocks(config: EngineConfig, info: ModelInfo, max_context: int) -> int:
+    """How many blocks: as configured, or a quarter of the free memory, never more than could be used."""
+    cache = config.cache
+    size = block_bytes(info, block_tokens=cache.block_tokens)
+    free = available_memory(torch.device(info.device))
+    if cache.blocks is not None:
+        blocks = cache.blocks
+    elif cache.memory_bytes is not None:
+        blocks = cache.memory_bytes // size
+    else:
+        useful = -(-max_context // cache.block_tokens) * config.scheduler.max_sequences
+        blocks = min(useful, free // 4 // size)
+    if blocks < 2:
+        raise CapacityError(f"cache.memory gives {blocks} blocks of {size} bytes; at least 2 are needed: raise it")
+    if blocks * size > free:
+        raise CapacityError(
+            f"the cache needs {blocks * size} bytes ({blocks} blocks of {size}), {free} are free on {info.device}: "
+            "lower cache.memory or cache.blocks"
+        )
+    return blocks
+
+
+def _proposer(
+    config: EngineConfig, draft: DraftConfig, target: _Model, tokenizer: Tokenizer, progress: Progress
+) -> Proposer:
+    match draft:
+        case NgramDraft():
+            return NgramProposer(draft.max_match, draft.min_match)
+        case ModelDraft():
+            return _model_proposer(config, draft, target, tokenizer, progress)
+
+
+def _model_proposer(
+    config: EngineConfig, draft: ModelDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
+) -> ModelProposer:
+    own = draft.model == "target"
+    if own and draft.layers is None:
+        raise ConfigError('drafts: a draft made from the target needs layers, for example "layers: [0, 1, 28, 29]"')
+    files = locate(config.target.model if own else draft.model, progress)
+    progress(f"loading draft {files.name}")
+    dtype = draft.dtype if draft.dtype != "auto" else target.info.dtype
+    model = _load(config, files, dtype, draft.layers, target.cache.counts.total)
+    if model.info.vocab_size != target.info.vocab_size:
+        raise TokenizerMismatch(
+            f"draft {files.name} has {model.info.vocab_size} token ids, target {target.info.name} has "
+            f"{target.info.vocab_size}: they must share one vocabulary"
+        )
+    if not own and not tokenizer.same_as(Tokenizer.load(files.directory)):
+        raise TokenizerMismatch(
+            f"draft {files.name} and target {target.info.name} give different ids to the same tokens: "
+            "they must share one vocabulary"
+        )
+    return ModelProposer(model.runner, model.cache, model.max_context)
