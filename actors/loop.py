@@ -31,6 +31,8 @@ Answer = TypeVar("Answer")
 
 #: How long an idle loop sleeps before it looks around again, in seconds. A command wakes it at once.
 IDLE_S = 1.0
+#: Pause after a step that computed nothing although work waits, in seconds.
+STAND_S = 0.001
 
 
 class Steppable(Protocol):
@@ -172,7 +174,7 @@ class EngineLoop:
             while self._drain(engine):
                 if engine.has_work:
                     deltas = engine.step()
-                    self._mark(steps=1)
+                    self._mark(engine.status.steps)
                     if deltas:
                         self._sink(deltas)
             self._end(Phase.STOPPED, EngineStopped("the engine has stopped"))
@@ -195,8 +197,6 @@ class EngineLoop:
                 waiting = len(self._inbox)
             for _ in range(waiting):  # one by one: a crash leaves the rest in the inbox for _end
                 _settle(*self._inbox.popleft(), engine)
-            if waiting:
-                self._mark(steps=0)
             if engine.has_work:
                 return True
 
@@ -205,9 +205,14 @@ class EngineLoop:
             self._news = line
 
     def _mark(self, steps: int) -> None:
+        """Note that the engine has done `steps` in its life; standing still is no progress."""
         with self._wake:
-            self._steps += steps
-            self._moved_at = self._clock()
+            moved = steps != self._steps
+            self._steps = steps
+            if moved:
+                self._moved_at = self._clock()
+        if not moved:
+            time.sleep(STAND_S)
 
     def _end(self, phase: Phase, error: BaseException) -> None:
         with self._wake:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,9 +33,16 @@ LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a verifier serves and with which settings, for printing. `lines` is ready to show."""
+    """What a verifier serves.
+
+    tokenizer: directory of the tokenizer, on this machine.
+    max_context: most tokens of prompt and answer together, as configured.
+    lines: the resolved settings, ready to show.
+    """
 
     model: ModelInfo
+    tokenizer: str = ""
+    max_context: int = 0
     lines: tuple[str, ...] = ()
 
 
@@ -223,6 +230,9 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 def assemble(config: EngineConfig, report: Callable[[str], None]) -> tuple[Steppable, Standing]:
     """The real engine. Imported here so that a test's process needs no tensor library."""
     from cluster.build import assemble as assemble_engine
+    from cluster.model.load import locate
 
     assembly = assemble_engine(config, report)
-    return assembly.engine, Standing(assembly.info, tuple(getattr(assembly, "resolved", ())))
+    directory = locate(config.target.tokenizer or config.target.model).directory
+    resolved = assembly.resolved
+    return assembly.engine, Standing(resolved.model, str(directory), resolved.max_context, tuple(resolved.lines()))

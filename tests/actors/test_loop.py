@@ -68,7 +68,8 @@ def test_commands_given_while_building_run_once_built() -> None:
     harness.loop.start()
     future = harness.loop.submit(ask("x"))
     harness.until(lambda: harness.loop.progress().news == "loading")
-    assert harness.loop.progress().phase is Phase.BUILDING and not future.done()
+    assert harness.loop.progress().phase is Phase.BUILDING
+    assert not future.done()
     harness.gate.set()
     future.result(DEADLINE)
     harness.loop.stop(DEADLINE)
@@ -83,7 +84,8 @@ def test_an_abort_is_in_force_before_the_next_step(harness: Harness) -> None:
     harness.loop.abort("x").result(DEADLINE)
     assert harness.engine is not None
     [(name, at)] = harness.engine.aborted
-    assert name == "x" and at <= steps + 1, "more than the step in progress ran before the abort"
+    assert name == "x"
+    assert at <= steps + 1, "more than the step in progress ran before the abort"
     count = len(harness.deltas)
     time.sleep(0.1)
     assert len(harness.deltas) == count
@@ -103,7 +105,8 @@ def test_a_crash_of_the_step_ends_everything_with_an_error(harness: Harness) -> 
     harness.engine.fail_at = 7
     harness.loop.submit(ask("x", prompt=(7,)))
     harness.until(lambda: harness.ended)
-    assert isinstance(harness.ended[0], EngineStopped) and "planted" in str(harness.ended[0])
+    assert isinstance(harness.ended[0], EngineStopped)
+    assert "planted" in str(harness.ended[0])
     assert harness.loop.progress().phase is Phase.CRASHED
     with pytest.raises(EngineStopped):
         harness.loop.submit(ask("y")).result(DEADLINE)
@@ -142,7 +145,8 @@ def test_stop_finishes_what_runs_and_refuses_what_comes(harness: Harness) -> Non
     with pytest.raises(EngineStopped):
         harness.loop.submit(ask("y")).result(DEADLINE)
     stopper.join(DEADLINE)
-    assert harness.deltas[-1].finish == "length" and len(harness.deltas) == 10
+    assert harness.deltas[-1].finish == "length"
+    assert len(harness.deltas) == 10
 
 
 @pytest.mark.parametrize("harness", [{"step_s": 0.01}], indirect=True)
@@ -156,7 +160,8 @@ def test_stop_does_not_wait_longer_than_told(harness: Harness) -> None:
 
 def test_knobs_reach_the_engine(harness: Harness) -> None:
     harness.loop.set_knobs(Knobs(k=2)).result(DEADLINE)
-    assert harness.engine is not None and harness.engine.knobs.k == 2
+    assert harness.engine is not None
+    assert harness.engine.knobs.k == 2
 
 
 def test_many_threads_may_give_commands(harness: Harness) -> None:

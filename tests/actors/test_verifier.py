@@ -71,7 +71,8 @@ def test_a_stream_says_everything_once_and_ends() -> None:
 def test_without_streaming_there_is_one_chunk() -> None:
     async def case(bench: Bench) -> None:
         [chunk] = await collect(bench.verifier.generate(ask(), stream=False))
-        assert chunk.text == "abcde" and chunk.tokens == tuple(b"abcde")
+        assert chunk.text == "abcde"
+        assert chunk.tokens == tuple(b"abcde")
 
     run(case, step_s=0.002)
 
@@ -82,7 +83,8 @@ def test_a_slow_reader_gets_merged_chunks() -> None:
         async for chunk in bench.verifier.generate(ask(tokens=20)):
             chunks.append(chunk)
             await asyncio.sleep(0.1)
-        assert len(chunks) < 5 and "".join(chunk.text for chunk in chunks) == "abcdefghijklmnopqrst"
+        assert len(chunks) < 5
+        assert "".join(chunk.text for chunk in chunks) == "abcdefghijklmnopqrst"
 
     run(case, step_s=0.005)
 
@@ -93,9 +95,11 @@ def test_closing_the_stream_frees_the_request_at_once() -> None:
         await anext(chunks)
         await chunks.aclose()  # type: ignore[attr-defined]
         status = await bench.verifier.status()
-        assert status.running == 0 and status.blocks_free == status.blocks_total
+        assert status.running == 0
+        assert status.blocks_free == status.blocks_total
         [(name, at)] = bench.engine.aborted
-        assert name == "x" and status.steps <= at + 1
+        assert name == "x"
+        assert status.steps <= at + 1
 
     run(case, step_s=0.01)
 

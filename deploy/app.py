@@ -1,0 +1,190 @@
+"""The Serve application: an HTTP ingress and, behind it, one engine in a process of its own.
+
+Knows: deployments, their resources, and what travels between them.
+Refuses to know: HTTP bodies (openai) and how an engine works (actors, cluster).
+
+    proxy --> Ingress (FastAPI) --handle--> Engine replica --actor calls--> verifier
+                                            owns a placement group: [replica, verifier]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayError
+
+from actors.launch import ASK_S, Place, ask, start_verifier, translate, wait_ready
+from cluster.config import Config, parse, parse_knobs
+from cluster.errors import OutriderError
+from cluster.messages import Delta, TokenLogprob
+from cluster.request import Request
+from cluster.text.tokenizer import Tokenizer
+from deploy.asks import Ask, Card, Piece, Spelled
+from deploy.openai.answer import Service
+from deploy.openai.routes import openai_app
+from deploy.openai.stream import Json
+from deploy.transport import EngineHandle
+from deploy.transport import translate as translate_serve
+
+#: CPUs reserved for the processes that only pass messages on. Fractions: all must fit on two cores.
+INGRESS_CPUS, REPLICA_CPUS, VERIFIER_CPUS = 0.1, 0.1, 1.0
+#: Longest the verifier may take to say that it is well, in seconds.
+HEALTH_S = 10.0
+#: Between finding the engine lost and ending the replica: time for its streams to say so.
+LAST_WORDS_S = 0.3
+#: Prompts longer than this many characters are encoded beside the event loop.
+LONG_TEXT = 20_000
+
+_log = logging.getLogger("ray.serve")
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """Entry point of ray_config.yaml: `args` is the typed tree of cluster/config.py.
+
+    Raises ConfigError with the path of what is wrong.
+    """
+    return application(parse(args), {})
+
+
+def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> serve.Application:
+    """The application. overrides: options by deployment name, as under `deployments` of a Serve config."""
+    limit = config.scheduler.max_sequences + config.scheduler.max_waiting
+    gpus = 1 if config.target.device == "cuda" else 0
+    verifier = {"CPU": VERIFIER_CPUS} | ({"GPU": gpus} if gpus else {})
+    engine = serve.deployment(
+        name="Engine",
+        max_ongoing_requests=limit + 8,  # the engine's own queue is the one that says no
+        ray_actor_options={"num_cpus": REPLICA_CPUS},
+        placement_group_bundles=[{"CPU": REPLICA_CPUS}, verifier],
+        placement_group_strategy="STRICT_PACK",
+        health_check_period_s=1,
+        health_check_timeout_s=HEALTH_S + 5,
+        graceful_shutdown_timeout_s=10,
+        max_constructor_retry_count=2,
+    )(EngineReplica).options(**overrides.get("Engine", {}))
+    ingress = serve.deployment(
+        name="Ingress",
+        max_ongoing_requests=limit + 64,
+        ray_actor_options={"num_cpus": INGRESS_CPUS},
+        graceful_shutdown_timeout_s=10,
+    )(serve.ingress()(Ingress)).options(**overrides.get("Ingress", {}))
+    return ingress.bind(engine.bind(config), served_name(config), config.serving.max_tokens)
+
+
+def served_name(config: Config) -> str:
+    """The model's id in the API."""
+    return config.serving.name or Path(config.target.model).expanduser().name
+
+
+class Ingress:
+    """Speaks the OpenAI API over HTTP, and the same calls over a Serve handle."""
+
+    def __init__(self, engine: Any, name: str, max_tokens: int) -> None:
+        self._service = Service(EngineHandle(engine), name, max_tokens)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return openai_app(self._service, translate_serve)
+
+    async def respond(self, endpoint: str, body: Json) -> Json:
+        """A whole response; endpoint is "chat" or "text"."""
+        return await self._service.whole(self._service.check(endpoint, body))
+
+    async def respond_in_chunks(self, endpoint: str, body: Json) -> AsyncIterator[Json]:
+        """The response's chunks, as the events of the HTTP stream."""
+        async for chunk in self._service.chunks(self._service.check(endpoint, body)):
+            yield chunk
+
+    async def models(self) -> Json:
+        return await self._service.models()
+
+    async def health(self) -> Json:
+        return await self._service.health()
+
+
+class EngineReplica:
+    """Thin: turns asks into requests and deltas into pieces; the engine is the verifier's."""
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._config = config
+        self._created = int(time.time())
+        group = ray.util.get_current_placement_group()
+        self._verifier = start_verifier(
+            config,
+            Place(group, bundle=1),
+            cpus=VERIFIER_CPUS,
+            gpus=1 if config.target.device == "cuda" else 0,
+            name=serve.get_replica_context().replica_id.unique_id,
+        )
+        await wait_ready(self._verifier, _log.info)
+        self._standing = await ask(self._verifier.info.remote(), ASK_S)
+        self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(self._standing.tokenizer))
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Put `user_config` (keys of KnobConfig) into force without a restart."""
+        knobs = parse_knobs(user_config, self._config.knobs).knobs()
+        await ask(self._verifier.set_knobs.remote(knobs), ASK_S)
+        _log.info("knobs in force: %s", knobs)
+
+    async def generate(self, wanted: Ask) -> AsyncIterator[Piece]:
+        """Pieces of one answer. Closing or cancelling aborts the request in the engine."""
+        request = await self._request(wanted)
+        deltas = self._verifier.generate.options(num_returns="streaming").remote(request, wanted.stream)
+        finished = False
+        try:
+            async for reference in deltas:
+                delta = await reference
+                finished = delta.finish is not None
+                yield self._piece(delta)
+        except RayError as error:
+            raise translate(error) from error
+        finally:
+            if not finished:
+                with suppress(RayError):
+                    self._verifier.abort.remote(request.id)
+
+    async def card(self) -> Card:
+        info = self._standing.model
+        return Card(served_name(self._config), self._created, self._standing.max_context, asdict(info))
+
+    async def status(self) -> dict[str, Any]:
+        """The engine's counts between two steps."""
+        return asdict(await ask(self._verifier.status.remote(), HEALTH_S))
+
+    async def check_health(self) -> None:
+        """Well while the engine makes progress. A replica without an engine ends, and is replaced."""
+        try:
+            await ask(self._verifier.check_health.remote(), HEALTH_S)
+        except OutriderError:
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
+            raise
+
+    async def _request(self, wanted: Ask) -> Request:
+        encode: Callable[[Any], list[int]] = self._tokenizer.encode_chat
+        prompt = wanted.prompt
+        if isinstance(prompt, str):
+            encode = self._tokenizer.encode
+        elif prompt and isinstance(prompt[0], int):
+            encode = list
+        long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
+        ids = await asyncio.to_thread(encode, prompt) if long else encode(prompt)
+        return Request(wanted.id, tuple(ids), wanted.sampling, wanted.speculation, wanted.salt)
+
+    def _piece(self, delta: Delta) -> Piece:
+        logprobs = tuple(self._spelled(entry) for entry in delta.logprobs)
+        return Piece(delta.text, delta.tokens, logprobs, delta.finish, delta.statistics)
+
+    def _spelled(self, entry: TokenLogprob) -> Spelled:
+        top = tuple(self._spelled(TokenLogprob(token, logprob)) for token, logprob in entry.top)
+        text = self._tokenizer.decode([entry.token])
+        return Spelled(entry.token, text, text.encode(), entry.logprob, top)

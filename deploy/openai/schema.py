@@ -1,0 +1,249 @@
+"""Bodies of the OpenAI API as we take them, and what they ask of the engine.
+
+Knows: every field, which ones we serve, which ones cannot matter and which ones we must refuse.
+Refuses to know: HTTP, how answers are written, and how any field is put into effect.
+
+A field that could change the answer and is not served is refused by name: an answer that ignores
+what was asked is worse than none. A field at a value that asks for nothing (tools: [], n: 1) is fine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+
+from cluster.errors import RequestError
+from cluster.request import MAX_LOGPROBS, RuleName, Sampling, Speculation
+from deploy.asks import Ask, Conversation
+
+#: Most answers one HTTP request may ask for (prompts times n).
+MAX_CHOICES = 32
+#: Fields that say something about the caller or the bill, never about the answer.
+INERT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                   "prompt_cache_retention", "parallel_tool_calls", "verbosity"})  # fmt: skip
+#: Fields of the API that change the answer and are not served, each with the values that ask for nothing.
+UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "prediction": (),
+    "reasoning_effort": ("none",), "web_search_options": (), "echo": (False,), "suffix": ("",), "best_of": (1,),
+}  # fmt: skip
+
+Body = TypeVar("Body", bound="Common")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StreamOptions(_Strict):
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
+
+
+class SpeculationOptions(_Strict):
+    """Our extension: how to draft for this request. Speed only, never which tokens (with exact rules)."""
+
+    enabled: StrictBool = True
+    k: StrictInt | None = None
+    rule: RuleName | None = None
+    method: str | None = None
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Turn(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    def plain(self) -> dict[str, str]:
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class Common(_Strict):
+    """What both endpoints share."""
+
+    endpoint: ClassVar[str]
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: StrictInt | None = Field(None, ge=1, le=8)
+    stop: str | list[str] | None = None
+    seed: StrictInt | None = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: StrictInt | None = None
+    # extensions
+    top_k: StrictInt | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: StrictBool | None = None
+    speculation: SpeculationOptions | None = None
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def prompts(self) -> list[str | tuple[int, ...] | Conversation]:
+        raise NotImplementedError
+
+    def wanted_logprobs(self) -> int | None:
+        raise NotImplementedError
+
+    def length(self) -> int | None:
+        return self.max_tokens
+
+    def asks(self, default_max_tokens: int) -> list[Ask]:
+        """One ask a choice, in the order of the choices' indexes. RequestError names a bad field."""
+        prompts, n = self.prompts(), self.n or 1
+        if len(prompts) * n > MAX_CHOICES:
+            raise RequestError(f"{len(prompts)} prompts times n={n} is more than {MAX_CHOICES} choices", "n")
+        if self.seed is None and n == 1:
+            seeds = [secrets.randbits(62) for _ in prompts]
+        else:
+            seeds = [secrets.randbits(62) if self.seed is None else self.seed] * len(prompts)
+        return [
+            Ask(
+                id=uuid.uuid4().hex,
+                prompt=prompt,
+                sampling=self.sampling(default_max_tokens, seed + i),
+                speculation=self.drafting(),
+                stream=self.streams,
+            )
+            for prompt, seed in zip(prompts, seeds, strict=True)
+            for i in range(n)
+        ]
+
+    def sampling(self, default_max_tokens: int, seed: int) -> Sampling:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        given = {
+            "max_tokens": self.length(),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": max(self.top_k, 0) if self.top_k is not None else None,  # -1 is a usual way to say off
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "ignore_eos": self.ignore_eos,
+        }
+        values: dict[str, Any] = {"max_tokens": default_max_tokens}
+        values |= {name: value for name, value in given.items() if value is not None}
+        return Sampling(
+            **values, seed=seed, stop=stop, logit_bias=_biases(self.logit_bias), logprobs=self.wanted_logprobs()
+        )
+
+    def drafting(self) -> Speculation:
+        wish = self.speculation
+        return Speculation() if wish is None else Speculation(wish.enabled, wish.k, wish.rule, wish.method)
+
+
+class ChatBody(Common):
+    """POST /v1/chat/completions."""
+
+    endpoint: ClassVar[str] = "chat"
+
+    messages: list[Turn] = Field(min_length=1)
+    max_completion_tokens: StrictInt | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    def prompts(self) -> list[str | tuple[int, ...] | Conversation]:
+        return [tuple(turn.plain() for turn in self.messages)]
+
+    def length(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+
+Ids = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1)]
+
+
+class TextBody(Common):
+    """POST /v1/completions."""
+
+    endpoint: ClassVar[str] = "text"
+
+    prompt: str | Ids | Texts
+    logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    def prompts(self) -> list[str | tuple[int, ...] | Conversation]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        texts = [part for part in self.prompt if isinstance(part, str)]
+        return [*texts] or [tuple(part for part in self.prompt if isinstance(part, int))]
+
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+def read(kind: type[Body], body: Any) -> Body:
+    """A checked body. RequestError names the first field that is wrong and how."""
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object")
+    kept = {}
+    for name, value in body.items():
+        if name in INERT or (name in UNSERVED and (value is None or value in UNSERVED[name])):
+            continue
+        if name in UNSERVED:
+            raise RequestError(f"{name}={_short(value)} is not supported by this server; leave it out", name)
+        kept[name] = value
+    try:
+        return kind.model_validate(kept)
+    except ValidationError as error:
+        raise _explain(error, kind) from None
+
+
+def _explain(error: ValidationError, kind: type[Common]) -> RequestError:
+    # Of a union's complaints the last one is about the most general member: the least surprising to read.
+    first = error.errors(include_url=False)[0]
+    place = [part for part in first["loc"] if isinstance(part, int) or part in kind.model_fields or part.islower()]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    head = str(first["loc"][0]) if first["loc"] else None
+    if first["type"] == "missing":
+        return RequestError(f"the field {param!r} is missing", param)
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), kind.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near and len(first["loc"]) == 1 else ""
+        return RequestError(f"the field {param!r} is not known{hint}", param)
+    return RequestError(f"{param}={_short(first['input'])}: {first['msg'].lower()}", param or head)
+
+
+def _biases(given: dict[str, float] | None) -> dict[int, float]:
+    if not given:
+        return {}
+    if not all(key.isdecimal() for key in given):
+        raise RequestError("logit_bias: keys must be token ids", "logit_bias")
+    return {int(key): value for key, value in given.items()}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

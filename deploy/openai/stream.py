@@ -1,0 +1,194 @@
+"""Pieces of answers written as the OpenAI API writes them.
+
+Knows: the JSON of chat and text completions, whole and in chunks, and of usage.
+Refuses to know: HTTP, where pieces come from, and what was asked beyond its shape.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from cluster.messages import Statistics
+from deploy.asks import Piece, Spelled
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What has been said so far of one choice."""
+
+    text: str = ""
+    logprobs: list[Spelled] = field(default_factory=list)
+    finish: str | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+
+
+class Writer:
+    """Writes one response: `chunk` for each piece of a stream, or `add` and then `whole`.
+
+    model: name to put into the response. count: number of choices, `per_prompt` consecutive ones
+    sharing a prompt. usage_last: whether chunks carry `usage`, null in all but the last.
+    """
+
+    prefix: ClassVar[str]
+    object_whole: ClassVar[str]
+    object_chunk: ClassVar[str]
+
+    def __init__(self, model: str, count: int, per_prompt: int, logprobs: bool, usage_last: bool) -> None:
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._choices = [_Choice() for _ in range(count)]
+        self._per_prompt = per_prompt
+        self._logprobs = logprobs
+        self._usage_last = usage_last
+
+    def openings(self) -> list[Json]:
+        """Chunks that come before any text."""
+        return []
+
+    def add(self, index: int, piece: Piece) -> None:
+        choice = self._choices[index]
+        choice.text += piece.text
+        choice.logprobs.extend(piece.logprobs)
+        choice.finish = piece.finish or choice.finish
+        choice.statistics = piece.statistics
+
+    def chunk(self, index: int, piece: Piece) -> Json | None:
+        """One chunk of a stream; None when the piece has nothing to show."""
+        said = len(self._choices[index].text)
+        self.add(index, piece)
+        if not piece.text and not piece.logprobs and piece.finish is None:
+            return None
+        body = self._chunk_choice(index, piece, said)
+        return self._chunk_of([body])
+
+    def usage_chunk(self) -> Json:
+        """The last chunk of a stream whose caller asked for usage."""
+        return self._chunk_of([]) | {"usage": self.usage()}
+
+    def whole(self) -> Json:
+        choices = [self._whole_choice(i, choice) for i, choice in enumerate(self._choices)]
+        return {**self._head, "object": self.object_whole, "choices": choices, "usage": self.usage()}
+
+    def usage(self) -> Json:
+        return usage([choice.statistics for choice in self._choices], self._per_prompt)
+
+    def _chunk_of(self, choices: list[Json]) -> Json:
+        chunk = {**self._head, "object": self.object_chunk, "choices": choices}
+        return chunk | {"usage": None} if self._usage_last else chunk
+
+    def _chunk_choice(self, index: int, piece: Piece, said: int) -> Json:
+        raise NotImplementedError
+
+    def _whole_choice(self, index: int, choice: _Choice) -> Json:
+        raise NotImplementedError
+
+
+class ChatWriter(Writer):
+    prefix = "chatcmpl"
+    object_whole = "chat.completion"
+    object_chunk = "chat.completion.chunk"
+
+    def openings(self) -> list[Json]:
+        return [
+            self._chunk_of([{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+            for i in range(len(self._choices))
+        ]
+
+    def _chunk_choice(self, index: int, piece: Piece, said: int) -> Json:  # noqa: ARG002  # TextWriter needs it
+        delta = {"content": piece.text} if piece.text else {}
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": _chat_logprobs(piece.logprobs) if self._logprobs else None,
+            "finish_reason": piece.finish,
+        }
+
+    def _whole_choice(self, index: int, choice: _Choice) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": _chat_logprobs(choice.logprobs) if self._logprobs else None,
+            "finish_reason": choice.finish,
+        }
+
+
+class TextWriter(Writer):
+    prefix = "cmpl"
+    object_whole = "text_completion"
+    object_chunk = "text_completion"
+
+    def _chunk_choice(self, index: int, piece: Piece, said: int) -> Json:
+        logprobs = _text_logprobs(piece.logprobs, said) if self._logprobs else None
+        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _whole_choice(self, index: int, choice: _Choice) -> Json:
+        logprobs = _text_logprobs(choice.logprobs, 0) if self._logprobs else None
+        return {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
+
+
+def usage(statistics: Sequence[Statistics], per_prompt: int) -> Json:
+    """Token counts of one response; `outrider` holds what speculation did.
+
+    statistics: one a choice, `per_prompt` consecutive ones sharing a prompt, which is counted once.
+    rejected_prediction_tokens are drafts that were verified and not kept.
+    """
+    prompts = statistics[::per_prompt]
+    prompt = sum(s.prompt_tokens for s in prompts)
+    output = sum(s.output_tokens for s in statistics)
+    drafted, accepted = sum(s.drafted for s in statistics), sum(s.accepted for s in statistics)
+    rounds = sum(s.rounds for s in statistics)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": sum(s.cached_tokens for s in prompts)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+        "outrider": {
+            "drafted": drafted,
+            "accepted": accepted,
+            "rounds": rounds,
+            "accepted_by_position": _columns(s.accepted_by_position for s in statistics),
+            "drafted_by_position": _columns(s.drafted_by_position for s in statistics),
+            "preemptions": sum(s.preemptions for s in statistics),
+        },
+    }
+
+
+def _columns(rows: Iterable[Sequence[int]]) -> list[int]:
+    total: list[int] = []
+    for row in rows:
+        total.extend([0] * (len(row) - len(total)))
+        for i, value in enumerate(row):
+            total[i] += value
+    return total
+
+
+def _chat_logprobs(entries: Sequence[Spelled]) -> Json:
+    def spell(entry: Spelled) -> Json:
+        return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.data)}
+
+    return {
+        "content": [spell(entry) | {"top_logprobs": [spell(other) for other in entry.top]} for entry in entries],
+        "refusal": None,
+    }
+
+
+def _text_logprobs(entries: Sequence[Spelled], offset: int) -> Json:
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry.text)
+    return {
+        "tokens": [entry.text for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [{other.text: other.logprob for other in entry.top} for entry in entries],
+        "text_offset": offsets,
+    }
