@@ -36,6 +36,12 @@ from cluster.model.gguf import convert_gguf
 
 Progress = Callable[[str], None]
 
+
+def silent(message: str) -> None:
+    """The progress callback that shows nothing."""
+    del message
+
+
 #: Raise when the conversion changes, so that caches made by an older one are not reused.
 _CONVERTER = 1
 
@@ -71,7 +77,8 @@ class WheelGguf:
         found = path.stat().st_size
         if entry.size is not None and found != entry.size:
             raise ModelCorrupt(
-                f"{path} is truncated or changed: expected {entry.size} bytes, found {found}; reinstall {self.distribution}"
+                f"{path} is truncated or changed: expected {entry.size} bytes, found {found}; "
+                f"reinstall {self.distribution}"
             )
         if entry.hash is not None and entry.hash.mode == "sha256":
             expected = base64.urlsafe_b64decode(entry.hash.value + "=").hex()
@@ -125,7 +132,7 @@ def materialise(
     name: str,
     *,
     root: Path | None = None,
-    progress: Progress = lambda message: None,
+    progress: Progress = silent,
     wait_s: float = 600.0,
     aliases: Mapping[str, Alias] = ALIASES,
 ) -> ModelFiles:
@@ -141,7 +148,7 @@ def materialise(
         return ModelFiles(target, name)
     root.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_suffix(".lock"), wait_s, progress):
-        if not _whole(target, lambda message: None):  # else another process made it while we waited
+        if not _whole(target, silent):  # else another process made it while we waited
             _convert(alias, target, progress)
     return ModelFiles(target, name)
 

@@ -6,15 +6,16 @@ Refuses to know: models; it is asked with names and answers with torch's words.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-import psutil
 import torch
 
 from cluster.errors import ConfigError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -68,12 +69,24 @@ def available_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`: free GPU memory, or RAM within the cgroup's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    limit = _cgroup_room(_CGROUP)
+    free = free_ram()
+    limit = cgroup_room()
     return free if limit is None else min(free, limit)
 
 
-def _cgroup_room(root: Path) -> int | None:
+def free_ram(meminfo: Path = _MEMINFO) -> int:
+    """Bytes the kernel could hand out without swapping; all of the RAM where it does not say."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cgroup_room(root: Path = _CGROUP) -> int | None:
     """Bytes left under the memory limit of this container (cgroup v2, else v1); None without a limit."""
     for limit_name, used_name, stat_name in (
         ("memory.max", "memory.current", "memory.stat"),

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
 from cluster.errors import CapacityError, ConfigError, ModelCorrupt, ModelNotFound, ModelUnsupported
-from cluster.model.alias import ALIASES, materialise
+from cluster.model.alias import ALIASES, Progress, materialise, silent
 from cluster.model.device import available_memory
 from cluster.model.files import (
     ModelFiles,
@@ -48,7 +48,7 @@ class LoadedModel:
     info: ModelInfo
 
 
-def locate(source: str, progress: Callable[[str], None] = lambda message: None) -> ModelFiles:
+def locate(source: str, progress: Progress = silent) -> ModelFiles:
     """The files of `source`: a directory of safetensors, or an alias (converted on first use).
 
     Raises: ModelNotFound, saying what is accepted; ModelCorrupt from a damaged package.
@@ -102,6 +102,8 @@ def load_model(
 
     layers: keep only these decoder layers, in this order, renumbered from 0; the others' weights
     are not read. None keeps all.
+    attn_implementation: a name transformers or its AttentionInterface knows; "sdpa" becomes "eager"
+    for families that have no sdpa.
     available: reads how many bytes may still be allocated on a device.
     Raises: ModelNotFound, ModelCorrupt, ModelUnsupported, ConfigError (layers), CapacityError.
     """
@@ -197,10 +199,13 @@ def _build(
     attn_implementation: str,
 ) -> PreTrainedModel:
     """Let transformers build the module from tensors that are still mapped from disk, converting each once."""
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if attn_implementation == "sdpa" and not architecture._supports_sdpa:
+        attn_implementation = "eager"  # soft-capped families; the same result, computed step by step
     try:
         weights = {names[name]: tensor for name, tensor in _mapped(tensors)}
         with quiet_transformers():
-            module, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+            module, report = architecture.from_pretrained(
                 None,
                 config=config,
                 state_dict=weights,
