@@ -74,8 +74,12 @@ class Reference:
             ids = torch.tensor([[0] * (width - len(p.ids)) + list(p.ids) for p in group])
             mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in group])
             out = self._module.generate(
-                input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens,
-                eos_token_id=self._eos, pad_token_id=self._eos[0],
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=tokens,
+                eos_token_id=self._eos,
+                pad_token_id=self._eos[0],
             )
             for prompt, row in zip(group, out[:, width:].tolist(), strict=True):
                 answers[prompt.name] = self._cut(row)
@@ -133,7 +137,9 @@ def main() -> int:
     start = time.perf_counter()
     plain = assembly(options.model, (), options.batch)
     prompts = [
-        prompt for kind in ("code", "chat") for prompt in read_prompts(options.data, kind, plain.tokenizer, options.count)
+        prompt
+        for kind in ("code", "chat")
+        for prompt in read_prompts(options.data, kind, plain.tokenizer, options.count)
     ]
     reference = Reference(options.model, plain.tokenizer.eos_ids)
     results: dict[str, object] = {"prompts": len(prompts)}
@@ -147,25 +153,36 @@ def main() -> int:
     base: dict[float, dict[str, tuple[int, ...]]] = {}
     for temperature in (0.0, 1.0):
         base[temperature] = run(plain.engine, requests(prompts, temperature, options.tokens)).tokens
-    judge("greedy, none against transformers generate",
-          compare(prompts, reference.generate(prompts, options.tokens), base[0.0], reference, 0.0))
+    judge(
+        "greedy, none against transformers generate",
+        compare(prompts, reference.generate(prompts, options.tokens), base[0.0], reference, 0.0),
+    )
     solo = assembly(options.model, (NGRAM,), 1)
     for temperature in (0.0, 1.0):
         outcome = run(solo.engine, requests(prompts, temperature, options.tokens))
-        judge(f"temperature {temperature:g}, ngram alone against none in a batch of {options.batch}",
-              compare(prompts, base[temperature], outcome.tokens, reference, temperature), outcome)
+        judge(
+            f"temperature {temperature:g}, ngram alone against none in a batch of {options.batch}",
+            compare(prompts, base[temperature], outcome.tokens, reference, temperature),
+            outcome,
+        )
     for name, drafts in PROPOSERS.items():
         if name == "none":
             continue
         made = assembly(options.model, drafts, options.batch)
         for temperature in (0.0, 1.0):
             outcome = run(made.engine, requests(prompts, temperature, options.tokens))
-            judge(f"temperature {temperature:g}, {name} against none, batch of {options.batch}",
-                  compare(prompts, base[temperature], outcome.tokens, reference, temperature), outcome)
+            judge(
+                f"temperature {temperature:g}, {name} against none, batch of {options.batch}",
+                compare(prompts, base[temperature], outcome.tokens, reference, temperature),
+                outcome,
+            )
     off = [replace(r, speculation=Speculation(enabled=False)) for r in requests(prompts, 1.0, options.tokens)]
     outcome = run(solo.engine, off)
-    judge(f"temperature 1, none alone against none in a batch of {options.batch}",
-          compare(prompts, base[1.0], outcome.tokens, reference, 1.0), outcome)
+    judge(
+        f"temperature 1, none alone against none in a batch of {options.batch}",
+        compare(prompts, base[1.0], outcome.tokens, reference, 1.0),
+        outcome,
+    )
     print(f"{time.perf_counter() - start:.0f} s")
     report("exactness", options.out, results)
     return 0 if good else 1

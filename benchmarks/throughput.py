@@ -38,8 +38,12 @@ class Stock:
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts])
         start = time.perf_counter()
         out = self._module.generate(
-            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens,
-            eos_token_id=self._eos, pad_token_id=self._eos[0],
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=tokens,
+            eos_token_id=self._eos,
+            pad_token_id=self._eos[0],
         )
         seconds = time.perf_counter() - start
         return sum(self._length(row) for row in out[:, width:].tolist()) / seconds
@@ -51,9 +55,7 @@ class Stock:
 
 def requests(prompts: Sequence[Prompt], tokens: int, speculate: bool) -> list[Request]:
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
-    return [
-        Request(prompt.name, prompt.ids, sampling, Speculation(enabled=speculate)) for prompt in prompts
-    ]
+    return [Request(prompt.name, prompt.ids, sampling, Speculation(enabled=speculate)) for prompt in prompts]
 
 
 def groups(prompts: Sequence[Prompt], size: int, repeats: int) -> list[list[Prompt]]:

@@ -35,6 +35,10 @@ from cluster.verify.judge import Judge
 Progress = Callable[[str], None]
 
 
+def silent(message: str) -> None:  # noqa: ARG001 - the default takes what others print
+    """Report no progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """What "auto" became on this machine; printed at start."""
@@ -50,7 +54,8 @@ class Resolved:
         """One fact a line, for people."""
         model = self.model
         return [
-            f"model      {model.name} ({model.architecture}, {model.num_layers} layers, {model.dtype} on {model.device})",
+            f"model      {model.name} ({model.architecture}, {model.num_layers} layers)",
+            f"dtype      {model.dtype} on {model.device}",
             f"context    {self.max_context} tokens",
             f"cache      {self.blocks} blocks, {self.cache_bytes / 2**20:.0f} MiB",
             f"drafts     {', '.join(self.drafts) or 'none'}",
@@ -77,7 +82,7 @@ class _Model:
     max_context: int
 
 
-def assemble(config: EngineConfig, progress: Progress = lambda message: None) -> Assembly:
+def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
     """Load the models and put an engine together. Sets torch's thread count for this process.
 
     Raises ConfigError, ModelError and its kinds, CapacityError.
@@ -102,7 +107,7 @@ def assemble(config: EngineConfig, progress: Progress = lambda message: None) ->
     return Assembly(_engine(config, target, proposers, tokenizer), tokenizer, resolved)
 
 
-def open_tokenizer(config: EngineConfig, progress: Progress = lambda message: None) -> Tokenizer:
+def open_tokenizer(config: EngineConfig, progress: Progress = silent) -> Tokenizer:
     """The tokenizer alone, for a process that holds no model. Raises as `assemble` does."""
     return _tokenizer(config, locate(config.target.model, progress))
 
@@ -192,9 +197,6 @@ def _model_proposer(
             f"draft {files.name} has {model.info.vocab_size} token ids, target {target.info.name} has "
             f"{target.info.vocab_size}: they must share one vocabulary"
         )
-    if not own and not tokenizer.same_as(Tokenizer.load(files.directory)):
-        raise TokenizerMismatch(
-            f"draft {files.name} and target {target.info.name} give different ids to the same tokens: "
-            "they must share one vocabulary"
-        )
+    if not own:
+        tokenizer.check_same(Tokenizer.load(files.directory))
     return ModelProposer(model.runner, model.cache, model.max_context)

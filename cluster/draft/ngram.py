@@ -36,7 +36,7 @@ class NgramProposer:
     def open(self, view: SequenceView) -> None:
         self._indices[view.id] = _Index({size: {} for size in self._sizes})
 
-    def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:
+    def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:  # noqa: ARG002 - views carry k
         offers = []
         for view in views:
             tokens = self._continue(view)
