@@ -135,29 +135,34 @@ class Scheduler:
         return max(0, self._limits.max_sequences - len(self._running))
 
     def _plan_running(self, board: _Draftboard, offers: Mapping[int, Offer], knobs: Knobs) -> bool:
-        """Rows of running sequences, those ready to decode first; True if one was preempted."""
+        """Rows of running sequences, those ready to decode first; True if one was preempted.
+
+        Drafts leave one token of the budget to every row that comes after: a guess for one
+        sequence is never worth a step of another.
+        """
         ready = [sequence for sequence in self._running if sequence.pending == 1]
         filling = [sequence for sequence in self._running if sequence.pending > 1]
-        before = len(self._running)
+        before = later = len(self._running)
         for sequence in (*ready, *filling):
+            later -= 1
             if board.budget <= 0:
                 break
             if sequence not in self._running:  # gave way to an older one in this very plan
                 continue
-            row = self._row(sequence, offers.get(sequence.id), knobs, board.budget)
+            row = self._row(sequence, offers.get(sequence.id), knobs, board.budget, later)
             if self._make_room(sequence, row, board):
                 board.add(self._with_table(row))
             elif sequence in self._running:  # room without the drafts only
                 board.add(self._with_table(_without_drafts(row)))
         return len(self._running) < before
 
-    def _row(self, sequence: Sequence, offer: Offer | None, knobs: Knobs, budget: int) -> PlanRow:
+    def _row(self, sequence: Sequence, offer: Offer | None, knobs: Knobs, budget: int, later: int = 0) -> PlanRow:
         count = min(sequence.pending, budget)
         first = sequence.computed_len
         known = tuple(sequence.tokens[first : first + count])
         drafts: tuple[int, ...] = ()
         if offer is not None and sequence.pending == 1:
-            drafts = offer.tokens[: min(sequence.view(knobs).k, budget - count)]
+            drafts = offer.tokens[: max(0, min(sequence.view(knobs).k, budget - count - later))]
         complete = count == sequence.pending
         return PlanRow(
             sequence=sequence.id,
