@@ -24,6 +24,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
 
+#: Below this temperature a logit of ordinary size may leave float32's range once divided.
+_COLD = 1e-3
+
 #: How many of the likeliest tokens are sorted before a full sort is tried for top-p.
 _TOP_P_WINDOW = 1024
 
@@ -60,8 +63,8 @@ def noise_key(seed: int, *counters: int) -> int:
 
 
 def uniform(key: int) -> float:
-    """A number in (0, 1), 53 random bits."""
-    return ((_mix(key + _GOLDEN) >> 11) + 0.5) * 2.0**-53
+    """A number in (0, 1), 52 random bits: with one more the largest would round to 1."""
+    return ((_mix(key + _GOLDEN) >> 12) + 0.5) * 2.0**-52
 
 
 def gumbel(keys: Sequence[int], vocab_size: int, device: torch.device) -> torch.Tensor:
@@ -86,13 +89,22 @@ def shape_logits(logits_NV: torch.Tensor, shape: Shape) -> torch.Tensor:
     Processors apply in the order temperature, top-k, top-p, min-p (the order of transformers'
     warpers). Rows with temperature 0 keep their logits: their law is the argmax.
     """
-    device = logits_NV.device
-    temperature = torch.tensor([t if t > 0 else 1.0 for t in shape.temperature], device=device)
-    shaped = logits_NV / temperature.unsqueeze(1)
+    temperature = torch.tensor([t if t > 0 else 1.0 for t in shape.temperature], device=logits_NV.device)
+    shaped = _divide(logits_NV, temperature)
     _keep_top_k(shaped, shape.top_k)
     _keep_top_p(shaped, shape.top_p)
     _keep_min_p(shaped, shape.min_p)
     return shaped
+
+
+def _divide(logits_NV: torch.Tensor, temperature_N: torch.Tensor) -> torch.Tensor:
+    """logits / temperature; where that could overflow, the likeliest logit is moved to 0 first."""
+    cold = temperature_N < _COLD
+    if bool(cold.any()):
+        top_N1 = logits_NV.amax(dim=1, keepdim=True)
+        logits_NV = torch.where(cold.unsqueeze(1), logits_NV - top_N1, logits_NV)
+        temperature_N = temperature_N.clamp(min=torch.finfo(torch.float32).tiny)
+    return logits_NV / temperature_N.unsqueeze(1)
 
 
 def draw(shaped_NV: torch.Tensor, shape: Shape, keys: Sequence[int]) -> torch.Tensor:
@@ -144,6 +156,7 @@ def _keep_top_p(shaped_NV: torch.Tensor, top_p: Sequence[float]) -> None:
         before = values.cumsum(0) - values
         dropped = torch.ones_like(probs, dtype=torch.bool)
         dropped[indices[before < p]] = False
+        dropped[indices[0]] = False  # a p below float32's range compares as 0
         shaped_NV[n].masked_fill_(dropped, float("-inf"))
 
 
