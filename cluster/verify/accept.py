@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from cluster.messages import DraftLaw
-from cluster.model.sample import gumbel, noise_key, uniform
+from cluster.model.sample import noise_key, uniform
 
 #: Streams of random numbers of one round; no two readers share one.
 ACCEPT_STREAM = 1
@@ -82,6 +82,9 @@ def _residual(p_V: torch.Tensor, law: DraftLaw | None, slot: int, token: int) ->
 
 
 def _draw(weights_V: torch.Tensor, key: int) -> int:
-    """A token with probability proportional to its weight (Gumbel-max)."""
-    noise = gumbel([key], weights_V.numel(), weights_V.device)[0].to(weights_V.dtype)
-    return int((weights_V.log() + noise).argmax())
+    """A token with probability proportional to its weight (inversion: nothing here needs coupling).
+
+    uniform(key) < 1, so a cumulative weight above the mark exists and its token weighs something.
+    """
+    mass_V = weights_V.cumsum(0)
+    return int(torch.searchsorted(mass_V, uniform(key) * mass_V[-1], right=True))
