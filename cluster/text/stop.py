@@ -27,10 +27,11 @@ class StopStrings:
         if not self._stops:
             return piece
         self._held += piece
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            return self._release(min(found), keep=False)
+            _, at = min(found)  # the earliest end, as if the text came one character at a time
+            return self._release(at, keep=False)
         return self._release(len(self._held) - self._undecided())
 
     def finish(self) -> str:
