@@ -194,7 +194,7 @@ def _logprobs(raw_PV: torch.Tensor, tokens: Sequence[int], alternatives: int) ->
     """Raw log-softmax of emitted tokens, with the likeliest alternatives."""
     logprobs_PV = torch.log_softmax(raw_PV.float(), dim=1)
     chosen = logprobs_PV.gather(1, torch.tensor(tokens, device=raw_PV.device).unsqueeze(1)).squeeze(1).tolist()
-    values, indices = logprobs_PV.topk(alternatives, dim=1)
+    values, indices = logprobs_PV.topk(min(alternatives, logprobs_PV.shape[1]), dim=1)
     return tuple(
         TokenLogprob(token, logprob, tuple(zip(ids, tops, strict=True)))
         for token, logprob, ids, tops in zip(tokens, chosen, indices.tolist(), values.tolist(), strict=True)
