@@ -28,7 +28,7 @@ class _Course:
     """
 
     def __init__(self, k: int) -> None:
-        self.k = k
+        self.k = max(1, k)  # from 0 it could never grow, were speculation switched on later
         self._fruitless = 0
         self._pause = _FIRST_PAUSE
         self._resting = 0
