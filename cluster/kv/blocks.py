@@ -66,6 +66,8 @@ class BlockPool:
     def share(self, block: int) -> None:
         """One more reference to a block found by key."""
         if self._refs[block] == 0:
+            if block not in self._cached:
+                raise BrokenInvariant(f"block {block} shared while free: its contents are not known")
             del self._cached[block]
         self._refs[block] += 1
 
