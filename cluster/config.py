@@ -12,6 +12,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -25,6 +26,8 @@ from cluster.request import RuleName
 
 #: The builder whose application, in a Serve config file, carries this configuration as its `args`.
 BUILDER = "deploy.app:build"
+#: The deployment of that application whose `user_config` are the knobs.
+KNOB_DEPLOYMENT = "Engine"
 
 # YAML reads `yes` and `on` as true, which pydantic would otherwise take for the number 1.
 Whole = Annotated[int, Strict()]
@@ -76,6 +79,12 @@ class ModelDraft(_Strict):
         None, min_length=1, description="keep only these layers, in this order; default: all"
     )
     dtype: DType = Field("auto", description="of the draft's weights; auto: as for the target")
+
+    @model_validator(mode="after")
+    def _smaller(self) -> Self:
+        if self.model == "target" and self.layers is None:
+            raise ValueError('a draft made from the target needs layers, for example "layers: [0, 1, 28, 29]"')
+        return self
 
 
 DraftConfig = Annotated[NgramDraft | ModelDraft, Field(discriminator="kind")]
@@ -171,14 +180,15 @@ def parse_knobs(raw: Mapping[str, Any] | None, base: KnobConfig | None = None) -
     """The knobs of a `user_config`; keys it leaves out keep their value in `base`. Raises ConfigError."""
     if raw is not None and not isinstance(raw, Mapping):
         raise ConfigError(f"user_config must be a mapping of knobs, not {reprlib.repr(raw)}")
-    return _parse({**(base or KnobConfig()).model_dump(), **(raw or {})}, KnobConfig)
+    return _parse({**(base or KnobConfig()).model_dump(exclude_unset=True), **(raw or {})}, KnobConfig)
 
 
 def load_yaml(path: str | Path) -> Config:
-    """The configuration in a Serve config file: `args` of its application built by `deploy.app:build`.
+    """The configuration in a Serve config file, as its application built by `deploy.app:build` starts with it.
 
-    Raises ConfigError when the file is missing, is not YAML, holds no such application or more
-    than one, or spells a configuration that `parse` refuses.
+    That is its `args`, with the knobs of its engine's `user_config` in force. Raises ConfigError
+    when the file is missing, is not YAML, holds no such application or more than one, or spells a
+    configuration that `parse` refuses.
     """
     document = _read_yaml(Path(path))
     applications = document.get("applications") if isinstance(document, Mapping) else None
@@ -188,10 +198,14 @@ def load_yaml(path: str | Path) -> Config:
     if len(ours) != 1:
         found = ", ".join(str(app.get("import_path")) for app in applications if isinstance(app, Mapping)) or "none"
         raise ConfigError(f"{path}: wants exactly one application with import_path {BUILDER}; import paths: {found}")
-    try:
-        return parse(ours[0].get("args") or {})
-    except ConfigError as error:
-        raise ConfigError(f"{path}: applications.{applications.index(ours[0])}.args: {error}") from None
+    where = f"{path}: applications.{applications.index(ours[0])}"
+    with _located(f"{where}.args"):
+        config = parse(ours[0].get("args") or {})
+    for index, deployment in enumerate(ours[0].get("deployments") or ()):
+        if isinstance(deployment, Mapping) and deployment.get("name") == KNOB_DEPLOYMENT:
+            with _located(f"{where}.deployments.{index}.user_config"):
+                config = config.model_copy(update={"knobs": parse_knobs(deployment.get("user_config"), config.knobs)})
+    return config
 
 
 def describe(config: BaseModel) -> list[str]:
@@ -229,6 +243,15 @@ def _parse(raw: object, model: type[_Model]) -> _Model:
     except ValidationError as error:
         problems = [_problem(detail, model) for detail in error.errors(include_url=False)]
     raise ConfigError("\n".join(problems))
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Put the place in the file before whatever is wrong there."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _read_yaml(path: Path) -> object:

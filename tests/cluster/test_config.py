@@ -49,8 +49,9 @@ def test_nothing_said_is_the_default() -> None:
 
 def test_knobs_of_the_step_carry_every_key() -> None:
     assert KnobConfig().knobs() == Knobs()
-    assert parse({"knobs": {"k": 3, "rule": "ratio", "token_budget": 99}}).knobs.knobs() == Knobs(3, "ratio", 99)
-    assert set(KnobConfig.model_fields) <= set(Knobs.__dataclass_fields__)
+    assert set(KnobConfig.model_fields) | {"caps"} == set(Knobs.__dataclass_fields__)  # caps: control's, not a person's
+    said = {"k": 3, "rule": "ratio", "token_budget": 99, "adaptive": False}
+    assert parse({"knobs": said}).knobs.knobs() == Knobs(3, "ratio", 99, adaptive=False)
 
 
 def test_yaml_lists_become_tuples() -> None:
@@ -86,7 +87,7 @@ def test_frozen() -> None:
         ),
         ({"k": 3}, "k: unknown key; did you mean knobs.k?"),
         ({"knobs": {"max_sequences": 3}}, "knobs.max_sequences: unknown key; did you mean scheduler.max_sequences?"),
-        ({"knobs": {"zzz": 3}}, "knobs.zzz: unknown key; known here: k, rule, token_budget"),
+        ({"knobs": {"zzz": 3}}, "knobs.zzz: unknown key; known here: k, rule, token_budget, adaptive"),
         (
             {"drafts": [{"kind": "model", "max_match": 3}]},
             "drafts.0.max_match: unknown key; did you mean drafts[ngram].max_match?",
@@ -130,6 +131,7 @@ def test_not_a_mapping(raw: object) -> None:
             {"drafts": [{"kind": "ngram", "min_match": 5, "max_match": 4}]},
             "drafts.0: min_match=5 must be at most max_match=4",
         ),
+        ({"drafts": [{"kind": "model"}]}, "drafts.0: a draft made from the target needs layers"),
         ({"knobs": {"k": 16, "token_budget": 16}}, "knobs: k=16 must be below token_budget=16"),
     ],
 )
@@ -224,7 +226,7 @@ DTYPE = st.sampled_from(["auto", "float32", "bfloat16", "float16"])
 MAYBE = st.none() | st.integers(16, 10**6)
 NGRAM = st.builds(NgramDraft, kind=st.just("ngram"), max_match=st.integers(4, 16), min_match=st.integers(1, 4))
 LAYERS = st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
-MODEL_DRAFT = st.builds(ModelDraft, kind=st.just("model"), model=MODEL, layers=LAYERS, dtype=DTYPE)
+MODEL_DRAFT = st.builds(ModelDraft, kind=st.just("model"), model=MODEL.map("d".__add__), layers=LAYERS, dtype=DTYPE)
 CONFIGS = st.builds(
     Config,
     target=st.builds(TargetConfig, model=MODEL, tokenizer=st.none() | MODEL, dtype=DTYPE, max_context=MAYBE),
@@ -296,6 +298,15 @@ def test_file(tmp_path: Path) -> None:
 
 def test_file_without_args_is_the_default(tmp_path: Path) -> None:
     assert load_yaml(write(tmp_path, {"applications": [application()]})) == Config()
+
+
+def test_file_with_knobs_starts_with_them(tmp_path: Path) -> None:
+    app = application({"knobs": {"k": 2, "rule": "ratio"}})
+    app["deployments"] = [{"name": "Ingress", "user_config": {"other": 1}}, {"name": "Engine", "user_config": {"k": 9}}]
+    assert load_yaml(write(tmp_path, {"applications": [app]})).knobs == KnobConfig(k=9, rule="ratio")
+    app["deployments"] = [{"name": "Engine", "user_config": {"kk": 9}}]
+    with pytest.raises(ConfigError, match=r"applications\.0\.deployments\.0\.user_config: kk: unknown key"):
+        load_yaml(write(tmp_path, {"applications": [app]}))
 
 
 @pytest.mark.parametrize(
