@@ -19,7 +19,7 @@ from cluster.draft.model import ModelProposer
 from cluster.draft.ngram import NgramProposer
 from cluster.draft.proposer import Proposer
 from cluster.engine import Engine, Parts
-from cluster.errors import CapacityError, ConfigError, TokenizerMismatch
+from cluster.errors import CapacityError, TokenizerMismatch
 from cluster.kv.blocks import BlockPool
 from cluster.kv.cache import KVCache
 from cluster.kv.keys import KeyContext
@@ -35,7 +35,7 @@ from cluster.verify.judge import Judge
 Progress = Callable[[str], None]
 
 
-def silent(message: str) -> None:  # noqa: ARG001 - the default takes what others print
+def silent(message: str) -> None:
     """Report no progress."""
 
 
@@ -186,8 +186,6 @@ def _model_proposer(
     config: EngineConfig, draft: ModelDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
 ) -> ModelProposer:
     own = draft.model == "target"
-    if own and draft.layers is None:
-        raise ConfigError('drafts: a draft made from the target needs layers, for example "layers: [0, 1, 28, 29]"')
     files = locate(config.target.model if own else draft.model, progress)
     progress(f"loading draft {files.name}")
     dtype = draft.dtype if draft.dtype != "auto" else target.info.dtype
