@@ -32,7 +32,8 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r} is not one of auto, cpu, cuda, cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not one of auto, cpu, cuda, cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    # torch wraps an index above 127 to a negative one instead of refusing it.
+    if device.type == "cuda" and not 0 <= (device.index or 0) < torch.cuda.device_count():
         raise ConfigError(f"device {name!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices")
     return device
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
@@ -72,14 +73,14 @@ def read_config(files: ModelFiles) -> PretrainedConfig:
     Raises: ModelNotFound, ModelCorrupt, ModelUnsupported.
     """
     raw = read_json(files.directory / "config.json")
-    if "model_type" not in raw:
+    if not raw.get("model_type"):
         raise ModelUnsupported(f"{files.directory / 'config.json'} names no model_type")
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(str(files.directory), local_files_only=True, trust_remote_code=False)
     except KeyError as error:
         raise ModelCorrupt(f"{files.directory / 'config.json'} lacks {error}") from error
-    except ValueError as error:  # also what strict configurations raise for a value of the wrong type
+    except (ValueError, TypeError, StrictDataclassError) as error:
         if "model type" in str(error) or "custom code" in str(error) or "trust_remote_code" in str(error):
             raise ModelUnsupported(
                 f"{files.name}: transformers does not know model_type {raw['model_type']!r}"
@@ -115,8 +116,9 @@ def load_model(
     names = _kept_names(tensors, layers)
     kept = [tensor for tensor in tensors if tensor.name in names]
     _require_room(files, kept, dtype, device, available)
+    with torch.device("meta"):  # its shape alone, to refuse it before anything is read
+        refuse_module(_architecture(config)(copy.deepcopy(config)), files.name, str(config.model_type))
     module = _build(files, config, kept, names, dtype, device, attn_implementation)
-    refuse_module(module, files.name, str(config.model_type))
     identity = weights_identity(files.directory, checksums)
     return LoadedModel(module, describe(files.name, config, dtype, device, _digest(identity, config, layers, dtype)))
 
@@ -199,7 +201,7 @@ def _build(
     attn_implementation: str,
 ) -> PreTrainedModel:
     """Let transformers build the module from tensors that are still mapped from disk, converting each once."""
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    architecture = _architecture(config)
     if attn_implementation == "sdpa" and not architecture._supports_sdpa:
         attn_implementation = "eager"  # soft-capped families; the same result, computed step by step
     try:
@@ -212,6 +214,7 @@ def _build(
                 dtype=dtype,
                 device_map=None if device.type == "cpu" else {"": device},
                 attn_implementation=attn_implementation,
+                ignore_mismatched_sizes=True,  # reported below, by name
                 output_loading_info=True,
             )
     except SafetensorError as error:
@@ -224,6 +227,11 @@ def _build(
         raise ModelCorrupt(f"{files.directory}: weights of the wrong shape: {', '.join(mismatched[:3])}")
     model: PreTrainedModel = module
     return model.eval().requires_grad_(False)
+
+
+def _architecture(config: PretrainedConfig) -> type[PreTrainedModel]:
+    architecture: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return architecture
 
 
 def _mapped(tensors: Iterable[StoredTensor]) -> Iterable[tuple[str, torch.Tensor]]:
