@@ -18,8 +18,12 @@ import torch
 from cluster.errors import BrokenInvariant, ModelUnsupported
 from cluster.kv.store import DEFAULT_BLOCK_TOKENS, Arena
 from cluster.messages import Plan
+from cluster.kernels.library import Library, open_library
 from cluster.model.attention import Backend, PlainBackend, Ragged
 from cluster.model.attention.bridge import IMPLEMENTATION, PagedCache, register
+from cluster.model.attention.cpu import CpuBackend
+from cluster.model.fused import FusedDecoder
+from cluster.model.pattern import follows_pattern
 from cluster.model.info import ModelInfo
 from cluster.model.load import LoadedModel
 from cluster.model.runner import Flight
@@ -31,10 +35,9 @@ class TorchRunner:
     Raises ModelUnsupported when model and arena do not fit each other.
     """
 
-    def __init__(self, loaded: LoadedModel, arena: Arena, *, backend: Backend | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, arena: Arena, *, library: Library | None = None) -> None:
         self._info = loaded.info
         self._arena = arena
-        self._backend = backend or PlainBackend()
         self._module: Any = loaded.module
         wanted = (self._info.num_layers, self._info.num_kv_heads, self._info.head_dim)
         given = (arena.num_layers, arena.num_kv_heads, arena.head_dim)
@@ -43,6 +46,12 @@ class TorchRunner:
         register()
         self._module.eval()
         self._module.set_attn_implementation(IMPLEMENTATION)
+        self._backend: Backend = PlainBackend()
+        self._fused: FusedDecoder | None = None
+        if library is not None and Library.supports(arena.dtype, arena.device):
+            self._backend = CpuBackend(library)
+            if follows_pattern(self._module):
+                self._fused = FusedDecoder(self._module, library)
 
     @property
     def vocab_size(self) -> int:
@@ -60,6 +69,8 @@ class TorchRunner:
         ragged = Ragged.of(plan.rows, block_tokens=self._arena.block_tokens, num_blocks=self._arena.num_blocks)
         tokens_T = self._tokens(plan)
         wanted_N = wanted_positions(plan)
+        if self._fused is not None:
+            return Flight(plan, self._fused.run(self._arena, tokens_T, ragged, wanted_N))
         device = self._arena.device
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(tokens_T).to(device)[None],
