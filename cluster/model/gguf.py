@@ -53,10 +53,11 @@ def _convert(gguf: Path, directory: Path, end_tokens: tuple[str, ...], progress:
         eos.add(tokenizer.eos_token_id)
     tokenizer.save_pretrained(directory)
 
-    progress(f"converting {gguf.name} to safetensors, once: mapping its tensors")
+    progress(f"converting {gguf.name} to safetensors, once: reading its configuration")
     config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    progress(f"converting {gguf.name} to safetensors, once: dequantising its tensors")
     with contextlib.redirect_stderr(io.StringIO()):  # it draws a progress bar that no setting switches off
         loaded = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=skeleton, torch_dtype=torch.float32)
 

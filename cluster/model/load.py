@@ -183,12 +183,14 @@ def _require_room(
     available: Callable[[torch.device], int],
 ) -> None:
     needed = sum(tensor.numel * dtype.itemsize if tensor.floating else tensor.nbytes for tensor in tensors)
-    free = available(device)
-    if needed > free:
-        raise CapacityError(
-            f"{files.name} needs {_mib(needed)} for its weights in {str(dtype).removeprefix('torch.')}, but "
-            f"{device} has {_mib(free)} free; choose a smaller dtype or model, or free memory"
-        )
+    # Weights are brought into their dtype on the host, also on their way to another device.
+    for place in {device, torch.device("cpu")}:
+        free = available(place)
+        if needed > free:
+            raise CapacityError(
+                f"{files.name} needs {_mib(needed)} for its weights in {str(dtype).removeprefix('torch.')}, but "
+                f"{place} has {_mib(free)} free; choose a smaller dtype or model, or free memory"
+            )
 
 
 def _build(
@@ -205,14 +207,18 @@ def _build(
     if attn_implementation == "sdpa" and not architecture._supports_sdpa:
         attn_implementation = "eager"  # soft-capped families; the same result, computed step by step
     try:
-        weights = {names[name]: tensor for name, tensor in _mapped(tensors)}
+        # A parameter must not stay a view of its file: whoever truncates the file would kill the process.
+        keeps = device.type == "cpu"
+        weights = {
+            names[name]: tensor.clone() if keeps and tensor.dtype == dtype else tensor
+            for name, tensor in _mapped(tensors)
+        }
         with quiet_transformers():
             module, report = architecture.from_pretrained(
                 None,
                 config=config,
                 state_dict=weights,
                 dtype=dtype,
-                device_map=None if device.type == "cpu" else {"": device},
                 attn_implementation=attn_implementation,
                 ignore_mismatched_sizes=True,  # reported below, by name
                 output_loading_info=True,
@@ -226,7 +232,8 @@ def _build(
     if mismatched:
         raise ModelCorrupt(f"{files.directory}: weights of the wrong shape: {', '.join(mismatched[:3])}")
     model: PreTrainedModel = module
-    return model.eval().requires_grad_(False)
+    # Moved as a whole: placing tensor by tensor would need the accelerate package.
+    return model.eval().requires_grad_(False).to(device)
 
 
 def _architecture(config: PretrainedConfig) -> type[PreTrainedModel]:

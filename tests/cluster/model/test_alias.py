@@ -228,7 +228,7 @@ def test_a_gguf_that_is_broken_in_the_wheel_itself_is_corrupt(keep: int, wheel: 
 def _convert_in_process(root: Path, results: multiprocessing.Queue[int]) -> None:
     said: list[str] = []
     make(root, said)
-    results.put(sum("mapping its tensors" in message for message in said))
+    results.put(sum("dequantising its tensors" in message for message in said))
 
 
 def test_of_two_processes_one_converts_and_both_find_it(wheel: Path, root: Path) -> None:

@@ -65,6 +65,15 @@ def test_the_module_is_ready_to_run_and_cannot_be_trained(tiny_llama: Path) -> N
     assert loaded.info.device == "cpu"
 
 
+def test_what_happens_to_the_file_later_does_not_reach_the_weights(copy: Path) -> None:
+    module = load(copy).module
+    before = logits(module)
+    path = copy / "model.safetensors"
+    with path.open("r+b") as file:  # in place, where a mapped file would show it
+        file.write(b"\0" * path.stat().st_size)
+    assert torch.equal(logits(module), before)
+
+
 def test_a_sharded_model_is_the_same_model(tiny_llama: Path, tmp_path: Path) -> None:
     with quiet_transformers():
         reference(tiny_llama).save_pretrained(tmp_path, max_shard_size="100KB")
