@@ -23,12 +23,15 @@ import yaml
 import cluster.errors as errors
 from cluster.config import BUILDER, Config, KnobConfig, load_yaml, parse_knobs
 from cluster.errors import ConfigError, EngineStopped, OutriderError, PeerLost
+from deploy.reaper import Reaper
 
 Report = Callable[[str], None]
 
 #: Longest from starting Ray to the application answering, in seconds; a first start converts the model.
 READY_S = 900.0
 POLL_S = 0.25
+#: Where Serve listens when a config file does not say.
+HOST, PORT = "127.0.0.1", 8000
 #: Bytes of shared memory for Ray's objects: only prompts and chunks of text pass through.
 OBJECT_STORE = 128 * 2**20
 _OURS = re.compile(r"cluster\.errors\.(\w+): (.+?)(?=\n\S*Traceback|\n\n|\Z)", re.DOTALL)
@@ -39,8 +42,8 @@ class ServeFile:
     """What a Serve config file says about our application."""
 
     config: Config
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = HOST
+    port: int = PORT
     name: str = "outrider"
     route_prefix: str = "/"
     deployments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -56,8 +59,8 @@ class ServeFile:
         parse_knobs(deployments.get("Engine", {}).get("user_config"), config.knobs)  # refuse early
         return cls(
             config,
-            host=str(http.get("host", cls.host)),
-            port=int(http.get("port", cls.port)),
+            host=str(http.get("host", HOST)),
+            port=int(http.get("port", PORT)),
             name=str(app.get("name", "default")),
             route_prefix=str(app.get("route_prefix", "/")),
             deployments=deployments,
@@ -114,7 +117,7 @@ class LocalServing:
         self._file = file
         self._report = report
         self._ready_s = ready_s
-        self._started = False
+        self._reaper: Reaper | None = None
 
     def __enter__(self) -> LocalServing:
         require_free_port(self._file.host, self._file.port)
@@ -131,20 +134,23 @@ class LocalServing:
 
     def close(self) -> None:
         """End the application and Ray. Safe to call twice."""
-        if not self._started:
+        reaper, self._reaper = self._reaper, None
+        if reaper is None:
             return
         import ray
         from ray import serve
 
-        self._started = False
         self._report("shutting down")
+        reaper.note()
         try:
             serve.shutdown()
         finally:
             ray.shutdown()
+            reaper.close()
 
     def check(self) -> None:
-        """Raises EngineStopped when the application is no longer there to answer."""
+        """Call it every few seconds. Raises EngineStopped when the application can no longer answer."""
+        self._note()
         status = self._status()
         if status is None or status.status not in ("RUNNING", "DEPLOYING", "UNHEALTHY"):
             raise EngineStopped(f"the application is {getattr(status, 'status', 'gone')}")
@@ -161,7 +167,7 @@ class LocalServing:
 
         from deploy.app import application
 
-        self._started = True
+        self._reaper = Reaper()
         ray.init(
             address="local",
             include_dashboard=False,
@@ -171,6 +177,7 @@ class LocalServing:
             logging_level=logging.ERROR,
         )
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        self._reaper.note()
         self._report("starting the application")
         serve.start(
             proxy_location="HeadOnly",
@@ -184,9 +191,14 @@ class LocalServing:
             wait_for_applications_running=False,
         )
 
+    def _note(self) -> None:
+        if self._reaper is not None:
+            self._reaper.note()
+
     def _wait_running(self) -> None:
         began, last = time.monotonic(), ""
         while True:
+            self._note()
             status = self._status()
             if status is not None:
                 if status.status == "RUNNING":
