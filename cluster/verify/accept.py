@@ -50,13 +50,12 @@ def ratio(drafts: Sequence[int], target_PV: torch.Tensor, law: DraftLaw | None, 
     point masses (q(x) = 1). Draws are keyed (seed, round, slot, stream) and each is read once.
     Source: Leviathan et al. 2211.17192, Chen et al. 2302.01318.
     """
-    for slot, token in enumerate(drafts):
-        p = target_PV[slot]
+    chances = target_PV[range(len(drafts)), drafts].tolist() if drafts else []
+    for slot, (token, p) in enumerate(zip(drafts, chances, strict=True)):
         q = _draft_probability(law, slot, token)
-        if uniform(noise_key(seed, round_, slot, ACCEPT_STREAM)) * q < float(p[token]):
+        if uniform(noise_key(seed, round_, slot, ACCEPT_STREAM)) * q < p:
             continue
-        residual = _residual(p, law, slot, token)
-        own = _draw(residual, noise_key(seed, round_, slot, RECOVER_STREAM))
+        own = _draw(_residual(target_PV[slot], law, slot, token), noise_key(seed, round_, slot, RECOVER_STREAM))
         return Ruling(slot, (*drafts[:slot], own))
     own = _draw(target_PV[len(drafts)], noise_key(seed, round_, len(drafts), BONUS_STREAM))
     return Ruling(len(drafts), (*drafts, own))

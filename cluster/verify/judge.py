@@ -120,10 +120,12 @@ class Judge:
         if not laws.rows:
             return []
         shaped_NV = shape_logits(self._process(raw_NV, laws), laws.shape)
-        own = draw(shaped_NV, laws.shape, laws.keys).tolist()
+        asked = {judged.rule for judged in laws.rows}
+        own = draw(shaped_NV, laws.shape, laws.keys).tolist() if "coupled" in asked else []
+        chances_NV = probabilities(shaped_NV, laws.shape) if "ratio" in asked else shaped_NV
         verdicts = []
         for judged in laws.rows:
-            ruling = self._ruling(judged, own, shaped_NV, laws, flight.plan.round)
+            ruling = self._ruling(judged, own, chances_NV, flight.plan.round)
             verdicts.append(self._verdict(judged, ruling, raw_NV))
         return verdicts
 
@@ -154,17 +156,13 @@ class Judge:
             history.apply(logits_NV[judged.start : judged.stop], _drafts(judged.row))
         return logits_NV
 
-    def _ruling(self, judged: JudgedRow, own: list[int], shaped_NV: torch.Tensor, laws: Laws, round_: int) -> Ruling:
+    def _ruling(self, judged: JudgedRow, own: list[int], chances_NV: torch.Tensor, round_: int) -> Ruling:
         drafts = _drafts(judged.row)
         here = slice(judged.start, judged.stop)
-        seed = self._cases[judged.row.sequence].sampling.seed
         if judged.rule == "coupled":
             return coupled(drafts, own[here])
         law = judged.row.offer.law if judged.row.offer is not None else None
-        shape = Shape(
-            laws.shape.temperature[here], laws.shape.top_k[here], laws.shape.top_p[here], laws.shape.min_p[here]
-        )
-        return ratio(drafts, probabilities(shaped_NV[here], shape), law, seed, round_)
+        return ratio(drafts, chances_NV[here], law, self._cases[judged.row.sequence].sampling.seed, round_)
 
     def _verdict(self, judged: JudgedRow, ruling: Ruling, raw_NV: torch.Tensor) -> Verdict:
         case = self._cases[judged.row.sequence]
