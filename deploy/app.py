@@ -60,7 +60,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> serve.Application:
     """The application. overrides: options by deployment name, as under `deployments` of a Serve config."""
     limit = config.scheduler.max_sequences + config.scheduler.max_waiting
-    gpus = 1 if config.target.device == "cuda" else 0
+    gpus = _gpus(config)
     verifier = {"CPU": VERIFIER_CPUS} | ({"GPU": gpus} if gpus else {})
     engine = serve.deployment(
         name="Engine",
@@ -79,12 +79,19 @@ def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> s
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         graceful_shutdown_timeout_s=10,
     )(serve.ingress()(Ingress)).options(**overrides.get("Ingress", {}))
-    return ingress.bind(engine.bind(config), served_name(config), config.serving.max_tokens)
+    return ingress.bind(engine.bind(config, gpus), served_name(config), config.serving.max_tokens)
 
 
 def served_name(config: Config) -> str:
     """The model's id in the API."""
     return config.serving.name or Path(config.target.model).expanduser().name
+
+
+def _gpus(config: Config) -> int:
+    """GPUs to reserve: an actor sees none it has not reserved. "auto" takes one where the cluster has one."""
+    if config.target.device == "auto":
+        return 1 if ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1 else 0
+    return 1 if config.target.device == "cuda" else 0
 
 
 class Ingress:
@@ -115,7 +122,7 @@ class Ingress:
 class EngineReplica:
     """Thin: turns asks into requests and deltas into pieces; the engine is the verifier's."""
 
-    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: Config, gpus: int) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._created = int(time.time())
         group = ray.util.get_current_placement_group()
@@ -123,7 +130,7 @@ class EngineReplica:
             config,
             Place(group, bundle=1),
             cpus=VERIFIER_CPUS,
-            gpus=1 if config.target.device == "cuda" else 0,
+            gpus=gpus,
             name=serve.get_replica_context().replica_id.unique_id,
         )
         await wait_ready(self._verifier, _log.info)

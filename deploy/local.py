@@ -7,11 +7,14 @@ Refuses to know: terminals; progress lines go to a callback.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -160,6 +163,8 @@ class LocalServing:
         os.environ["RAY_AUTH_MODE"] = "disabled"
         os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray makes its workers as nice as can be, in favour of its own daemons; here the worker is the service.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         self._report("starting Ray on this machine")
         import ray
         from ray import serve
@@ -176,6 +181,7 @@ class LocalServing:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
+        _keep_sigterm()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._reaper.note()
         self._report("starting the application")
@@ -237,13 +243,18 @@ def _verifier_news() -> str:
 
     for entry in list_named_actors(all_namespaces=True):
         if entry["name"].startswith(VERIFIER_PREFIX):
-            try:
-                actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):  # gone, or too busy loading to answer
+                actor: Any = ray.get_actor(entry["name"], namespace=entry["namespace"])
                 progress: Any = ray.get(actor.progress.remote(), timeout=5.0)
-            except (ValueError, ray.exceptions.RayError):  # gone, or too busy loading to answer
-                return ""
-            return str(progress.news)
+                return str(progress.news)
     return ""
+
+
+def _keep_sigterm() -> None:
+    """Put Python's own handler of SIGTERM back in force: starting Ray puts one that prints a stack before it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _is_v6(host: str) -> bool:

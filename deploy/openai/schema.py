@@ -204,6 +204,14 @@ class TextBody(Common):
         return self.logprobs
 
 
+#: Every name a location of an error may consist of.
+_FIELDS = frozenset(
+    name
+    for model in (ChatBody, TextBody, Turn, TextPart, StreamOptions, SpeculationOptions)
+    for name in model.model_fields
+)
+
+
 def read(kind: type[Body], body: Any) -> Body:
     """A checked body. RequestError names the first field that is wrong and how."""
     if not isinstance(body, dict):
@@ -222,18 +230,19 @@ def read(kind: type[Body], body: Any) -> Body:
 
 
 def _explain(error: ValidationError, kind: type[Common]) -> RequestError:
-    # Of a union's complaints the last one is about the most general member: the least surprising to read.
-    first = error.errors(include_url=False)[0]
-    place = [part for part in first["loc"] if isinstance(part, int) or part in kind.model_fields or part.islower()]
+    # A union complains once for each of its members: the deepest complaint is about the member meant.
+    worst = max(error.errors(include_url=False), key=lambda detail: len(detail["loc"]))
+    unknown = worst["type"] == "extra_forbidden"
+    named = [place for place in worst["loc"] if isinstance(place, int) or place in _FIELDS]
+    place = [*named, worst["loc"][-1]] if unknown else named  # the rest of a location names members of unions
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    head = str(first["loc"][0]) if first["loc"] else None
-    if first["type"] == "missing":
+    if worst["type"] == "missing":
         return RequestError(f"the field {param!r} is missing", param)
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(first["loc"][-1]), kind.model_fields, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near and len(first["loc"]) == 1 else ""
+    if unknown:
+        near = difflib.get_close_matches(str(worst["loc"][-1]), kind.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near and len(worst["loc"]) == 1 else ""
         return RequestError(f"the field {param!r} is not known{hint}", param)
-    return RequestError(f"{param}={_short(first['input'])}: {first['msg'].lower()}", param or head)
+    return RequestError(f"{param}={_short(worst['input'])}: {worst['msg'].lower()}", param)
 
 
 def _biases(given: dict[str, float] | None) -> dict[int, float]:
