@@ -167,17 +167,16 @@ static void attend_tile(const Paged &p, int64_t row, int64_t head, int64_t begin
         emit(begin + i / group, head * group + i % group, s.sums + i * padded, 1.0f / s.total[i]);
 }
 
-// To be called by every thread of a parallel region.
-template <class T, class Queries, class Emit> static void attend(const Paged &p, Scratch &s, Queries queries, Emit emit) {
+template <class T, class Queries, class Emit>
+static void attend(Crew &crew, const Paged &p, Scratch &s, Queries queries, Emit emit) {
     const int64_t step = TILE / p.group > 0 ? TILE / p.group : 1;
     int64_t tiles = 0;
     for (int64_t r = 0; r < p.rows; ++r) tiles += (p.starts[r + 1] - p.starts[r] + step - 1) / step;
-#pragma omp for schedule(dynamic)
-    for (int64_t unit = 0; unit < tiles * p.heads; ++unit) {
+    crew.share(tiles * p.heads, [&](int64_t unit) {
         int64_t tile = unit / p.heads, row = 0, mine;
         while (tile >= (mine = (p.starts[row + 1] - p.starts[row] + step - 1) / step)) tile -= mine, ++row;
         const int64_t begin = p.starts[row] + tile * step;
         const int64_t end = begin + step < p.starts[row + 1] ? begin + step : p.starts[row + 1];
         attend_tile<T>(p, row, unit % p.heads, begin, end, s, queries, emit);
-    }
+    });
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "simd.h"
+#include "team.h"
 
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -31,7 +32,9 @@ static inline bool tiles_granted() {
     return granted;
 }
 
+// For each thread, before its first product and after its last.
 static inline void tiles_configure() {
+    if (!tiles_granted()) return;
     struct alignas(64) {
         uint8_t palette, start, reserved[14];
         uint16_t columns[16];
@@ -40,6 +43,10 @@ static inline void tiles_configure() {
     config.palette = 1;
     for (int i = 0; i < 8; ++i) config.columns[i] = 64, config.rows[i] = 16;
     _tile_loadconfig(&config);
+}
+
+static inline void tiles_release() {
+    if (tiles_granted()) _tile_release();
 }
 
 template <int TILES> static inline void tiles_product(const bf16 *a, int64_t depth, const bf16 *w, float *c) {
@@ -69,6 +76,9 @@ template <int TILES> static inline void tiles_product(const bf16 *a, int64_t dep
         _tile_stored(3, c + 16 * PANEL + 16, PANEL * 4);
     }
 }
+#else
+static inline void tiles_configure() {}
+static inline void tiles_release() {}
 #endif
 
 template <int ROWS> static inline void product(const float *a, int64_t depth, const float *w, float *c) {
@@ -128,24 +138,17 @@ template <class T> static inline void strip(const T *a, int64_t rows, int64_t de
     if (rows - i == 1) product<1>(a + i * depth, depth, w, c + i * PANEL);
 }
 
-// To be called by every thread of a parallel region. emit(row, panel, c): 32 sums of one row.
+// emit(row, panel, c): 32 sums of one row. Threads that multiply bf16 called `tiles_configure`.
 template <class T, class Emit>
-static inline void gemm(const T *a, int64_t rows, const T *packed, int64_t columns, int64_t depth, Emit emit) {
+static inline void gemm(Crew &crew, const T *a, int64_t rows, const T *packed, int64_t columns, int64_t depth, Emit emit) {
     const int64_t panels = (columns + PANEL - 1) / PANEL, chunks = (rows + CHUNK - 1) / CHUNK;
-#ifdef __AMX_BF16__
-    if (sizeof(T) == 2 && tiles_granted()) tiles_configure();
-#endif
-    alignas(64) float c[CHUNK * PANEL];
-#pragma omp for schedule(static)
-    for (int64_t unit = 0; unit < panels * chunks; ++unit) {
+    crew.share(panels * chunks, [&](int64_t unit) {
+        alignas(64) float c[CHUNK * PANEL];
         const int64_t panel = unit / chunks, first = unit % chunks * CHUNK;
         const int64_t count = rows - first < CHUNK ? rows - first : CHUNK;
         strip(a + first * depth, count, depth, packed + panel * PANEL * depth, c);
         for (int64_t i = 0; i < count; ++i) emit(first + i, panel, c + i * PANEL);
-    }
-#ifdef __AMX_BF16__
-    if (sizeof(T) == 2 && tiles_granted()) _tile_release();
-#endif
+    });
 }
 
 static inline void pack_at(float *packed, int64_t depth, int64_t n, int64_t k, float x) {

@@ -1,4 +1,4 @@
-// The entry points, plain C: paged attention, packed linears and the halves of a decoder layer.
+// The entry points, plain C: a decoder's whole step, paged attention alone, packed linears alone.
 //
 // Knows: how the pieces of gemm.h and attention.h follow one another in a layer.
 // Refuses to know: models; Python checks every layer against the modelling code at load.
@@ -7,32 +7,40 @@
 // product. Structures are mirrored by cluster/kernels/library.py.
 #include "attention.h"
 
+#include <vector>
+
 struct Linear {
     const void *packed;
     const float *bias; // or null
     int64_t columns, depth; // depth is K padded to a multiple of 32
 };
 
-// One step's view of the arena for writing, and its rotary factors.
-struct Place {
-    char *pages; // keys of block 0 of this layer
+struct Layer {
+    Linear qkv, out, gate_up, down; // gate and up interleaved in sixteens
+    const float *before, *after, *query_norm, *key_norm; // weights of norms; the last two or null
+    float epsilon, scaling;
+    int64_t window; // 0: none
+};
+
+// Buffers have rows for the tokens padded to 16, and as many columns as the product that reads them is deep.
+struct Step {
+    const Layer *layers;
+    int64_t num_layers, layer_bytes; // from one layer's pages to the next's
+    Paged paged; // of layer 0; scaling and window come from the layers
     const int64_t *slots; // [tokens], block * block_tokens + offset
-    const float *cosines, *sines; // [tokens][rotary], halves of the rotation as in transformers
-    int64_t rotary;
-};
-
-struct AttentionHalf {
-    Linear qkv, out;
-    const float *norm, *query_norm, *key_norm; // the last two or null
-    float epsilon;
-    int64_t hidden, heads, group, dim; // heads are kv heads
-};
-
-struct FeedForwardHalf {
-    Linear gate_up, down; // gate and up interleaved in sixteens
+    const float *cosines, *sines; // [tokens][rotary], laid out as in transformers
+    int64_t rotary, hidden, num_tokens;
+    const void *embedding; // T [vocabulary][hidden], or null: stream is given
+    const int64_t *tokens;
+    float *stream; // [tokens][hidden]
+    void *normed, *attended, *active;
+    float *projected; // [tokens][columns of qkv]
+    Linear head;
     const float *norm;
     float epsilon;
-    int64_t hidden, inner;
+    const int64_t *wanted; // indices of the tokens that want logits
+    int64_t num_wanted;
+    float *logits; // [wanted][columns of head]
 };
 
 // out = T(x * rsqrt(mean(x^2) + epsilon) * weight), n values, any n.
@@ -59,10 +67,10 @@ static inline void rotate(float *x, const float *cosines, const float *sines, in
     }
 }
 
-// Calls emit(row, first column, width, values) with the bias added, width 32 but for the last panel.
+// Calls emit(row, first column, width, values) with the bias added; width is 32 but for the last panel.
 template <class T, class Emit>
-static inline void linear(const Linear &l, const T *a, int64_t rows, Emit emit) {
-    gemm(a, rows, (const T *)l.packed, l.columns, l.depth, [&](int64_t row, int64_t panel, float *c) {
+static inline void linear(Crew &crew, const Linear &l, const T *a, int64_t rows, Emit emit) {
+    gemm(crew, a, rows, (const T *)l.packed, l.columns, l.depth, [&](int64_t row, int64_t panel, float *c) {
         const int64_t at = panel * PANEL, width = l.columns - at < PANEL ? l.columns - at : PANEL;
         if (l.bias)
             for (int64_t i = 0; i < width; ++i) c[i] += l.bias[at + i];
@@ -70,83 +78,106 @@ static inline void linear(const Linear &l, const T *a, int64_t rows, Emit emit) 
     });
 }
 
-template <class T> static inline void write_head(const Paged &p, const Place &place, int64_t token, int64_t head, int64_t half, const float *x) {
-    const int64_t slot = place.slots[token], block = slot / p.block_tokens, offset = slot % p.block_tokens;
-    char *page = place.pages + block * p.block_bytes + (half * p.heads + head) * p.block_tokens * p.dim * sizeof(T);
+// half 0: keys, 1: values.
+template <class T>
+static inline void write_head(const Paged &p, int64_t slot, int64_t head, int64_t half, const float *x) {
+    const int64_t block = slot / p.block_tokens, offset = slot % p.block_tokens;
+    char *page = (char *)p.pages + block * p.block_bytes + (half * p.heads + head) * p.block_tokens * p.dim * sizeof(T);
     T *out = (T *)page + offset * p.dim;
     for (int64_t d = 0; d < p.dim; ++d) narrow(out + d, x[d]);
 }
 
-// stream [tokens][hidden] += attention half. normed, attended: T [tokens padded to 16][depth of qkv, out];
-// projected: float [tokens][(group + 2) * heads * dim].
-template <class T>
-static void attention_half(const AttentionHalf &l, const Paged &p, const Place &place, int64_t tokens, float *stream, T *normed, float *projected, T *attended) {
-    const int64_t queries = l.heads * l.group, width = (queries + 2 * l.heads) * l.dim;
-    Scratch scratch;
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < tokens; ++t) rms_norm(stream + t * l.hidden, l.norm, l.epsilon, l.hidden, normed + t * l.qkv.depth);
-    linear(l.qkv, normed, tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
-        memcpy(projected + row * width + at, c, n * sizeof(float));
-    });
-#pragma omp for schedule(static)
-    for (int64_t unit = 0; unit < tokens * (queries + 2 * l.heads); ++unit) {
-        const int64_t t = unit / (queries + 2 * l.heads), head = unit % (queries + 2 * l.heads);
-        float *x = projected + t * width + head * l.dim;
-        if (head < queries + l.heads) {
-            const float *norm = head < queries ? l.query_norm : l.key_norm;
-            if (norm) rms_norm(x, norm, l.epsilon, l.dim, x);
-            rotate(x, place.cosines + t * place.rotary, place.sines + t * place.rotary, place.rotary);
-            if (head >= queries) write_head<T>(p, place, t, head - queries, 0, x);
-        } else {
-            write_head<T>(p, place, t, head - queries - l.heads, 1, x);
+// Heads of one token, one after the other: norm, rotation, and keys and values into the arena.
+template <class T> static inline void place_token(const Step &s, const Layer &l, const Paged &p, int64_t t) {
+    const int64_t queries = p.heads * p.group, keys = queries + p.heads;
+    for (int64_t head = 0; head < keys + p.heads; ++head) {
+        float *x = s.projected + t * l.qkv.columns + head * p.dim;
+        if (head >= keys) {
+            write_head<T>(p, s.slots[t], head - keys, 1, x);
+            continue;
         }
+        const float *norm = head < queries ? l.query_norm : l.key_norm;
+        if (norm) rms_norm(x, norm, l.epsilon, p.dim, x);
+        rotate(x, s.cosines + t * s.rotary, s.sines + t * s.rotary, s.rotary);
+        if (head >= queries) write_head<T>(p, s.slots[t], head - queries, 0, x);
     }
-    attend<T>(p, scratch,
-        [&](int64_t t, int64_t head, float *q) { memcpy(q, projected + t * width + head * l.dim, l.dim * sizeof(float)); },
+}
+
+template <class T> static void attention_half(Crew &crew, const Step &s, const Layer &l, const Paged &p, Scratch &scratch) {
+    T *normed = (T *)s.normed, *attended = (T *)s.attended;
+    crew.share(s.num_tokens, [&](int64_t t) {
+        rms_norm(s.stream + t * s.hidden, l.before, l.epsilon, s.hidden, normed + t * l.qkv.depth);
+    });
+    linear(crew, l.qkv, normed, s.num_tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+        memcpy(s.projected + row * l.qkv.columns + at, c, n * sizeof(float));
+    });
+    crew.share(s.num_tokens, [&](int64_t t) { place_token<T>(s, l, p, t); });
+    attend<T>(
+        crew, p, scratch,
+        [&](int64_t t, int64_t head, float *q) {
+            memcpy(q, s.projected + t * l.qkv.columns + head * p.dim, p.dim * sizeof(float));
+        },
         [&](int64_t t, int64_t head, const float *sums, float factor) {
-            T *out = attended + t * l.out.depth + head * l.dim;
-            for (int64_t d = 0; d < l.dim; ++d) narrow(out + d, sums[d] * factor);
+            T *out = attended + t * l.out.depth + head * p.dim;
+            for (int64_t d = 0; d < p.dim; ++d) narrow(out + d, sums[d] * factor);
         });
-    linear(l.out, attended, tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
-        for (int64_t i = 0; i < n; ++i) stream[row * l.hidden + at + i] += c[i];
+    linear(crew, l.out, attended, s.num_tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+        for (int64_t i = 0; i < n; ++i) s.stream[row * s.hidden + at + i] += c[i];
     });
 }
 
-// stream [tokens][hidden] += feed-forward half. normed, active: T [tokens padded to 16][depth of gate_up, down].
-template <class T> static void feed_forward_half(const FeedForwardHalf &l, int64_t tokens, float *stream, T *normed, T *active) {
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < tokens; ++t) rms_norm(stream + t * l.hidden, l.norm, l.epsilon, l.hidden, normed + t * l.gate_up.depth);
-    linear(l.gate_up, normed, tokens, [&](int64_t row, int64_t at, int64_t, const float *c) {
+template <class T> static void feed_forward_half(Crew &crew, const Step &s, const Layer &l) {
+    T *normed = (T *)s.normed, *active = (T *)s.active;
+    crew.share(s.num_tokens, [&](int64_t t) {
+        rms_norm(s.stream + t * s.hidden, l.after, l.epsilon, s.hidden, normed + t * l.gate_up.depth);
+    });
+    linear(crew, l.gate_up, normed, s.num_tokens, [&](int64_t row, int64_t at, int64_t, const float *c) {
         T *out = active + row * l.down.depth + at / 2; // one panel: 16 gates, then the 16 they gate
         store(out, vsilu(load(c)) * load(c + 16));
     });
-    linear(l.down, active, tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
-        for (int64_t i = 0; i < n; ++i) stream[row * l.hidden + at + i] += c[i];
+    linear(crew, l.down, active, s.num_tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+        for (int64_t i = 0; i < n; ++i) s.stream[row * s.hidden + at + i] += c[i];
     });
 }
 
-// logits [rows][columns] of the given tokens: final norm and head.
-template <class T>
-static void head(const Linear &l, const float *norm, float epsilon, int64_t hidden, const float *stream, const int64_t *wanted, int64_t rows, T *normed, float *logits) {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; ++r) rms_norm(stream + wanted[r] * hidden, norm, epsilon, hidden, normed + r * l.depth);
-    linear(l, normed, rows, [&](int64_t row, int64_t at, int64_t n, const float *c) { memcpy(logits + row * l.columns + at, c, n * sizeof(float)); });
+template <class T> static void step(Crew &crew, const Step &s) {
+    static thread_local Scratch scratch;
+    T *normed = (T *)s.normed;
+    if (s.embedding)
+        crew.share(s.num_tokens, [&](int64_t t) {
+            const T *from = (const T *)s.embedding + s.tokens[t] * s.hidden;
+            for (int64_t i = 0; i < s.hidden; ++i) s.stream[t * s.hidden + i] = widen(from[i]);
+        });
+    Paged paged = s.paged;
+    for (int64_t i = 0; i < s.num_layers; ++i, paged.pages += s.layer_bytes) {
+        paged.scaling = s.layers[i].scaling;
+        paged.window = s.layers[i].window;
+        attention_half<T>(crew, s, s.layers[i], paged, scratch);
+        feed_forward_half<T>(crew, s, s.layers[i]);
+    }
+    crew.share(s.num_wanted, [&](int64_t r) {
+        rms_norm(s.stream + s.wanted[r] * s.hidden, s.norm, s.epsilon, s.hidden, normed + r * s.head.depth);
+    });
+    linear(crew, s.head, normed, s.num_wanted, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+        memcpy(s.logits + row * s.head.columns + at, c, n * sizeof(float));
+    });
 }
 
 // out [rows][columns] of O = in [rows][k] of T; staged: T [rows padded to 16][depth], zero beyond k.
-template <class T, class O> static void project(const Linear &l, const T *in, int64_t rows, int64_t k, T *staged, O *out) {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; ++r) memcpy(staged + r * l.depth, in + r * k, k * sizeof(T));
-    linear(l, staged, rows, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+template <class T, class O>
+static void project(Crew &crew, const Linear &l, const T *in, int64_t rows, int64_t k, T *staged, O *out) {
+    crew.share(rows, [&](int64_t r) { memcpy(staged + r * l.depth, in + r * k, k * sizeof(T)); });
+    linear(crew, l, staged, rows, [&](int64_t row, int64_t at, int64_t n, const float *c) {
         O *to = out + row * l.columns + at;
-        if (n == PANEL) store(to, load(c)), store(to + 16, load(c + 16));
-        else for (int64_t i = 0; i < n; ++i) narrow(to + i, c[i]);
+        for (int64_t i = 0; i < n; ++i) narrow(to + i, c[i]);
     });
 }
 
-template <class T> static void attend_tensor(const Paged &p, const T *queries, int64_t token_stride, int64_t head_stride, T *out) {
-    Scratch scratch;
-    attend<T>(p, scratch,
+template <class T>
+static void attend_tensor(Crew &crew, const Paged &p, const T *queries, int64_t token_stride, int64_t head_stride, T *out) {
+    static thread_local Scratch scratch;
+    attend<T>(
+        crew, p, scratch,
         [&](int64_t t, int64_t head, float *q) {
             for (int64_t d = 0; d < p.dim; ++d) q[d] = widen(queries[t * token_stride + head * head_stride + d]);
         },
@@ -156,33 +187,35 @@ template <class T> static void attend_tensor(const Paged &p, const T *queries, i
         });
 }
 
-#define FOR_BOTH_TYPES(name, parameters, call)                                                     \
-    extern "C" void name##_float32 parameters { typedef float T; _Pragma("omp parallel num_threads(threads)") call; } \
-    extern "C" void name##_bfloat16 parameters { typedef bf16 T; _Pragma("omp parallel num_threads(threads)") call; }
+// Runs work(crew) on `threads` threads of the OpenMP runtime.
+template <class Work> static void run(int threads, int64_t phases, Work work) {
+    std::vector<Phase> shared(phases);
+#pragma omp parallel num_threads(threads)
+    {
+        Crew crew(shared.data());
+        tiles_configure();
+        work(crew);
+        tiles_release();
+    }
+}
 
-FOR_BOTH_TYPES(attention_half,
-    (int threads, const AttentionHalf *l, const Paged *p, const Place *place, int64_t tokens, float *stream, void *normed, float *projected, void *attended),
-    attention_half<T>(*l, *p, *place, tokens, stream, (T *)normed, projected, (T *)attended))
+#define FOR_BOTH_TYPES(name, phases, parameters, call)                                                                \
+    extern "C" void name##_float32 parameters { run(threads, phases, [&](Crew &crew) { typedef float T; call; }); }   \
+    extern "C" void name##_bfloat16 parameters { run(threads, phases, [&](Crew &crew) { typedef bf16 T; call; }); }
 
-FOR_BOTH_TYPES(feed_forward_half,
-    (int threads, const FeedForwardHalf *l, int64_t tokens, float *stream, void *normed, void *active),
-    feed_forward_half<T>(*l, tokens, stream, (T *)normed, (T *)active))
+FOR_BOTH_TYPES(step, 9 * s->num_layers + 3, (int threads, const Step *s), step<T>(crew, *s))
 
-FOR_BOTH_TYPES(head,
-    (int threads, const Linear *l, const float *norm, float epsilon, int64_t hidden, const float *stream, const int64_t *wanted, int64_t rows, void *normed, float *logits),
-    head<T>(*l, norm, epsilon, hidden, stream, wanted, rows, (T *)normed, logits))
-
-FOR_BOTH_TYPES(project,
+FOR_BOTH_TYPES(project, 2,
     (int threads, const Linear *l, const void *in, int64_t rows, int64_t k, void *staged, void *out),
-    (project<T, T>(*l, (const T *)in, rows, k, (T *)staged, (T *)out)))
+    (project<T, T>(crew, *l, (const T *)in, rows, k, (T *)staged, (T *)out)))
 
-FOR_BOTH_TYPES(project_wide,
+FOR_BOTH_TYPES(project_wide, 2,
     (int threads, const Linear *l, const void *in, int64_t rows, int64_t k, void *staged, float *out),
-    (project<T, float>(*l, (const T *)in, rows, k, (T *)staged, out)))
+    (project<T, float>(crew, *l, (const T *)in, rows, k, (T *)staged, out)))
 
-FOR_BOTH_TYPES(attend,
+FOR_BOTH_TYPES(attend, 1,
     (int threads, const Paged *p, const void *queries, int64_t token_stride, int64_t head_stride, void *out),
-    attend_tensor<T>(*p, (const T *)queries, token_stride, head_stride, (T *)out))
+    attend_tensor<T>(crew, *p, (const T *)queries, token_stride, head_stride, (T *)out))
 
 extern "C" void pack_float32(const float *weight, int64_t rows, int64_t k, float *packed, int64_t group, int64_t stride, int64_t start) {
     pack(weight, rows, k, packed, group, stride, start);

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import torch
 
-_SOURCES = ("simd.h", "gemm.h", "attention.h", "kernels.cpp")
+_SOURCES = ("simd.h", "team.h", "gemm.h", "attention.h", "kernels.cpp")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _COMPILE_SECONDS = 300
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -53,47 +53,53 @@ class Paged(ctypes.Structure):
     ]
 
 
-class Place(ctypes.Structure):
+class Layer(ctypes.Structure):
     _fields_: ClassVar = [
-        ("pages", _pointer),
+        ("qkv", Linear),
+        ("out", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("before", _pointer),
+        ("after", _pointer),
+        ("query_norm", _pointer),
+        ("key_norm", _pointer),
+        ("epsilon", _float),
+        ("scaling", _float),
+        ("window", _long),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("layers", _pointer),
+        ("num_layers", _long),
+        ("layer_bytes", _long),
+        ("paged", Paged),
         ("slots", _pointer),
         ("cosines", _pointer),
         ("sines", _pointer),
         ("rotary", _long),
-    ]
-
-
-class AttentionHalf(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("qkv", Linear),
-        ("out", Linear),
-        ("norm", _pointer),
-        ("query_norm", _pointer),
-        ("key_norm", _pointer),
-        ("epsilon", _float),
         ("hidden", _long),
-        ("heads", _long),
-        ("group", _long),
-        ("dim", _long),
-    ]
-
-
-class FeedForwardHalf(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("gate_up", Linear),
-        ("down", Linear),
+        ("num_tokens", _long),
+        ("embedding", _pointer),
+        ("tokens", _pointer),
+        ("stream", _pointer),
+        ("normed", _pointer),
+        ("attended", _pointer),
+        ("active", _pointer),
+        ("projected", _pointer),
+        ("head", Linear),
         ("norm", _pointer),
         ("epsilon", _float),
-        ("hidden", _long),
-        ("inner", _long),
+        ("wanted", _pointer),
+        ("num_wanted", _long),
+        ("logits", _pointer),
     ]
 
 
 #: Entry points and their parameters; each exists for float32 and bfloat16.
 _ENTRIES: dict[str, tuple[type, ...]] = {
-    "attention_half": (_int, _pointer, _pointer, _pointer, _long, _pointer, _pointer, _pointer, _pointer),
-    "feed_forward_half": (_int, _pointer, _long, _pointer, _pointer, _pointer),
-    "head": (_int, _pointer, _pointer, _float, _long, _pointer, _pointer, _long, _pointer, _pointer),
+    "step": (_int, _pointer),
     "project": (_int, _pointer, _pointer, _long, _long, _pointer, _pointer),
     "project_wide": (_int, _pointer, _pointer, _long, _long, _pointer, _pointer),
     "attend": (_int, _pointer, _pointer, _long, _long, _pointer),

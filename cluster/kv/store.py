@@ -91,6 +91,11 @@ class Arena:
         """Values of one layer, [B, H, T, D], a strided view."""
         return self._blocks_BL2HTD[:, layer, 1]
 
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes from one layer's keys to the next layer's, inside a block."""
+        return self.block_bytes // self.num_layers
+
     def address(self, layer: int) -> int:
         """Address of block 0's keys of one layer: kernels reach block b at b * block_bytes beyond it."""
         return self._blocks_BL2HTD[0, layer].data_ptr()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cluster.kernels.library import AttentionHalf, FeedForwardHalf, Library
+from cluster.kernels.library import Layer, Library
 from cluster.model.attention.base import Variant
 from cluster.model.packed import PackedLinear, pack_interleaved, pack_side_by_side
 
@@ -25,11 +25,10 @@ _WIDEST_HEAD, _MOST_GROUP = 256, 32  # WIDEST and TILE in kernels/attention.h
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A layer as the kernels take it; `keep` holds the memory the structures point into."""
+    """A layer as the kernels take it; `keep` holds the memory `view` points into."""
 
-    attention: AttentionHalf
-    feed_forward: FeedForwardHalf
-    variant: Variant
+    view: Layer
+    group: int  # query heads a kv head
     keep: tuple[object, ...]
 
 
@@ -54,7 +53,6 @@ def _layer_follows(layer: Any) -> bool:
 def pack_layer(layer: Any, variant: Variant, library: Library) -> FusedLayer:
     """Pack a layer's weights; the layer itself is left as it was."""
     attention, mlp = layer.self_attn, layer.mlp
-    heads = attention.k_proj.out_features // attention.head_dim
     qkv = pack_side_by_side(library, [attention.q_proj, attention.k_proj, attention.v_proj])
     out = pack_side_by_side(library, [attention.o_proj])
     gate_up = pack_interleaved(library, mlp.gate_proj, mlp.up_proj)
@@ -63,31 +61,21 @@ def pack_layer(layer: Any, variant: Variant, library: Library) -> FusedLayer:
     norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     weights = [None if norm is None else norm.weight.detach().float().contiguous() for norm in norms]
     before, after, query, key = (None if weight is None else weight.data_ptr() for weight in weights)
-    hidden: int = attention.q_proj.in_features
-    return FusedLayer(
-        AttentionHalf(
-            qkv=qkv.view,
-            out=out.view,
-            norm=before,
-            query_norm=query,
-            key_norm=key,
-            epsilon=layer.input_layernorm.variance_epsilon,
-            hidden=hidden,
-            heads=heads,
-            group=attention.q_proj.out_features // attention.k_proj.out_features,
-            dim=attention.head_dim,
-        ),
-        FeedForwardHalf(
-            gate_up=gate_up.view,
-            down=down.view,
-            norm=after,
-            epsilon=layer.post_attention_layernorm.variance_epsilon,
-            hidden=hidden,
-            inner=mlp.down_proj.in_features,
-        ),
-        variant,
-        (qkv, out, gate_up, down, *weights),
+    view = Layer(
+        qkv=qkv.view,
+        out=out.view,
+        gate_up=gate_up.view,
+        down=down.view,
+        before=before,
+        after=after,
+        query_norm=query,
+        key_norm=key,
+        epsilon=layer.input_layernorm.variance_epsilon,
+        scaling=variant.scaling,
+        window=variant.window or 0,
     )
+    group = attention.q_proj.out_features // attention.k_proj.out_features
+    return FusedLayer(view, group, (qkv, out, gate_up, down, *weights))
 
 
 def pack_head(module: Any, library: Library) -> PackedLinear:
