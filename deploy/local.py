@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -173,15 +173,15 @@ class LocalServing:
         from deploy.app import application
 
         self._reaper = Reaper()
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_cpus=max(2, len(os.sched_getaffinity(0))),
-            object_store_memory=OBJECT_STORE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        _keep_sigterm()
+        with _own_sigterm():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                num_cpus=max(2, len(os.sched_getaffinity(0))),
+                object_store_memory=OBJECT_STORE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         self._reaper.note()
         self._report("starting the application")
@@ -250,9 +250,11 @@ def _verifier_news() -> str:
     return ""
 
 
-def _keep_sigterm() -> None:
-    """Put Python's own handler of SIGTERM back in force: starting Ray puts one that prints a stack before it."""
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the process's own handler of SIGTERM: starting Ray puts two of its own before it."""
     handler = signal.getsignal(signal.SIGTERM)
+    yield
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 

@@ -1,0 +1,221 @@
+"""A served model as clients see it: real Ray, real engine, tiny random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from cluster.errors import OutriderError, PromptTooLong, RequestError, UnknownModel
+from deploy.client import AsyncClient, Client
+from deploy.local import LocalServing, ServeFile
+from tests.e2e.conftest import healthy, pid_of, wait_until
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(120),
+    # Not ours to mend: Ray leaves pipes and log files for the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+TURNS: Any = [{"role": "user", "content": "the sea and the sea and the sea"}]
+VERIFIER = "ray::VerifierProcess"
+
+
+@pytest.fixture(scope="module")
+def file(tiny_config: Callable[..., Path]) -> ServeFile:
+    return ServeFile.read(tiny_config())
+
+
+@pytest.fixture(scope="module")
+def url(file: ServeFile) -> Iterator[str]:
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    with LocalServing(file, lambda _: None, ready_s=90.0):
+        yield file.url
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url, silence_s=60.0) as made:
+        yield made
+
+
+@pytest.fixture
+def sync(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as made:
+        yield made
+
+
+def engine(url: str) -> dict[str, Any]:
+    body = healthy(url)
+    assert body is not None
+    return dict(body["engine"])
+
+
+def test_the_openai_client_chats_streams_and_stops(sync: openai.OpenAI) -> None:
+    assert [model.id for model in sync.models.list()] == ["tiny"]
+    whole = sync.chat.completions.create(model="tiny", messages=TURNS, temperature=0, max_tokens=24)
+    text = whole.choices[0].message.content
+    assert text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 24
+    stream = sync.chat.completions.create(
+        model="tiny", messages=TURNS, temperature=0, max_tokens=24, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    assert chunks[-1].usage == whole.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
+    stop = text[len(text) // 2 :][:3]
+    cut = sync.chat.completions.create(model="tiny", messages=TURNS, temperature=0, max_tokens=24, stop=[stop])
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+
+
+async def test_the_asynchronous_openai_client_does_the_same(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as made:
+        whole = await made.completions.create(
+            model="tiny", prompt="def f", seed=3, max_tokens=16, logprobs=2, extra_body=ON
+        )
+        stream = await made.completions.create(
+            model="tiny", prompt="def f", seed=3, max_tokens=16, stream=True, extra_body=ON
+        )
+        text = "".join([chunk.choices[0].text async for chunk in stream])
+    assert text == whole.choices[0].text
+    assert whole.choices[0].logprobs is not None
+    assert len(whole.choices[0].logprobs.token_logprobs or ()) == 16
+
+
+def test_refusals_have_their_status(sync: openai.OpenAI, url: str) -> None:
+    ask: Any = sync.completions.create
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        ask(model="gpt", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        ask(model="tiny", prompt="x", temperature=-1)
+    with pytest.raises(openai.BadRequestError) as refusal:
+        ask(model="tiny", prompt="word " * 2000)
+    assert refusal.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="ids are 0 to"):
+        ask(model="tiny", prompt=[10**6])
+    with pytest.raises(openai.BadRequestError, match="not configured"):
+        ask(model="tiny", prompt="x", extra_body={"speculation": {"method": "psychic"}}, stream=True)
+    assert httpx.post(f"{url}/v1/completions", content=b"{").status_code == 400
+
+
+def test_speculation_changes_figures_never_text(client: Client) -> None:
+    options: dict[str, Any] = {"max_tokens": 60, "seed": 5, "temperature": 0.2}
+    fast = client.chat(TURNS, **options)
+    plain = client.chat(TURNS, speculation={"enabled": False}, **options)
+    assert fast.text == plain.text
+    assert fast.usage.drafted > 0
+    assert plain.usage.drafted == 0
+    assert fast.usage.rounds + fast.usage.accepted == fast.usage.completion_tokens
+    assert sum(fast.usage.accepted_by_position) == fast.usage.accepted
+
+
+def test_every_way_in_says_the_same(client: Client, url: str) -> None:
+    from ray import serve
+
+    options: dict[str, Any] = {"max_tokens": 20, "seed": 11}
+    whole = client.complete("the", **options)
+    inside = Client.from_handle(serve.get_app_handle("outrider"), silence_s=60.0)
+    assert inside.complete("the", **options).text == whole.text
+    assert "".join(chunk.text for chunk in inside.complete("the", stream=True, **options)) == whole.text
+    assert "".join(chunk.text for chunk in client.complete("the", stream=True, **options)) == whole.text
+    assert inside.models() == client.models()
+    assert inside.health()["status"] == "ok"
+    with pytest.raises(PromptTooLong):
+        inside.complete("word " * 2000)
+    with pytest.raises(UnknownModel):
+        client.complete("x", model="other")
+    with pytest.raises(RequestError) as refusal:
+        list(inside.complete("x", stream=True, top_p=7))
+    assert refusal.value.param == "top_p"
+    inside.close()
+
+    async def asynchronously() -> list[str]:
+        said = []
+        outside = AsyncClient(url, silence_s=60.0)
+        for way in (outside, AsyncClient.from_handle(serve.get_app_handle("outrider"), silence_s=60.0)):
+            async with way:
+                said.append((await way.complete("the", **options)).text)
+                said.append("".join([c.text async for c in await way.complete("the", stream=True, **options)]))
+                assert (await way.models())[0].id == "tiny"
+        return said
+
+    assert asyncio.run(asynchronously()) == [whole.text] * 4
+
+
+def test_equal_seeds_give_equal_text_under_load(client: Client, url: str) -> None:
+    def one(seed: int) -> str:
+        return client.complete("on and on", max_tokens=24, seed=seed % 4, n=1 + seed % 2).text
+
+    with ThreadPoolExecutor(12) as pool:
+        texts = list(pool.map(one, range(24)))
+    assert [texts[i] == texts[i % 4] for i in range(24)] == [True] * 24
+    assert len(set(texts)) > 1
+    assert engine(url)["blocks_owned"] == 0
+
+
+@pytest.mark.parametrize("way", ["http", "handle"])
+def test_a_client_that_leaves_frees_its_blocks(client: Client, url: str, way: str) -> None:
+    from ray import serve
+
+    asking = client if way == "http" else Client.from_handle(serve.get_app_handle("outrider"), silence_s=60.0)
+    before = engine(url)["steps"]
+    chunks = asking.complete("x", stream=True, max_tokens=450, ignore_eos=True, speculation={"enabled": False})
+    for _ in range(3):
+        next(chunks)
+    assert engine(url)["blocks_owned"] > 0
+    chunks.close()
+    left = time.monotonic()
+    wait_until(lambda: engine(url)["blocks_owned"] == 0, 5.0, "blocks of an abandoned request are free")
+    assert time.monotonic() - left < 2.0
+    now = engine(url)
+    assert now["running"] == now["waiting"] == 0
+    assert now["steps"] - before < 440, "the abandoned answer was computed to its end"
+    if way == "handle":
+        asking.close()
+
+
+def test_a_whole_answer_nobody_waits_for_is_dropped(url: str) -> None:
+    before = engine(url)["steps"]
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{url}/v1/completions",
+            json={"prompt": "x", "max_tokens": 450, "ignore_eos": True, "speculation": {"enabled": False}},
+            timeout=0.15,
+        )
+    wait_until(lambda: engine(url)["blocks_owned"] == 0, 5.0, "blocks of an abandoned request are free")
+    assert engine(url)["steps"] - before < 440
+
+
+def test_a_killed_engine_is_replaced(client: Client, url: str) -> None:
+    text = client.chat(TURNS, max_tokens=12, temperature=0).text
+    pid = pid_of(VERIFIER, os.getpid())
+    assert pid is not None
+    chunks = client.complete("x", stream=True, max_tokens=450, ignore_eos=True)
+    next(chunks)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(OutriderError):
+        list(chunks)
+    with pytest.raises(OutriderError):  # until the new one stands, callers are told; nobody hangs
+        client.chat(TURNS, max_tokens=12, temperature=0)
+    wait_until(lambda: healthy(url), 60.0, "a new engine answers")
+    assert pid_of(VERIFIER, os.getpid()) not in (None, pid)
+    assert client.chat(TURNS, max_tokens=12, temperature=0).text == text
