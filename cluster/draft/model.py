@@ -172,11 +172,15 @@ class ModelProposer:
             return
         shape = Shape.of([draft.view.sampling for draft in drafts])
         shaped_BV = shape_logits(logits_BV, shape)
-        for row, draft in enumerate(drafts):
-            if draft.sampled:
-                shaped_BV[row] = _note_law(draft, shaped_BV[row])
-        for draft, token in zip(drafts, draw(shaped_BV, shape, [self._key(draft) for draft in drafts]), strict=True):
-            draft.tokens.append(int(token))
+        if any(draft.sampled for draft in drafts):
+            cut = [
+                _note_law(draft, row_V) if draft.sampled else row_V
+                for draft, row_V in zip(drafts, shaped_BV, strict=True)
+            ]
+            shaped_BV = torch.stack(cut)
+        tokens = draw(shaped_BV, shape, [self._key(draft) for draft in drafts]).tolist()
+        for draft, token in zip(drafts, tokens, strict=True):
+            draft.tokens.append(token)
 
     def _key(self, draft: _Draft) -> int:
         """Under `coupled` the target's own noise; under `ratio` a draw nobody else reads."""

@@ -53,6 +53,12 @@ class Shape:
     def greedy(self) -> bool:
         return not any(self.temperature)
 
+    @property
+    def neutral(self) -> bool:
+        """True when shaping changes nothing that a draw could see."""
+        untouched = not any(self.top_k) and not any(self.min_p) and all(p >= 1.0 for p in self.top_p)
+        return self.greedy or (untouched and all(t in (0.0, 1.0) for t in self.temperature))
+
 
 def noise_key(seed: int, *counters: int) -> int:
     """A 64-bit key from a seed and counters (SplitMix64's finaliser, Steele et al. 2014)."""
@@ -87,8 +93,11 @@ def shape_logits(logits_NV: torch.Tensor, shape: Shape) -> torch.Tensor:
     """Log-weights of each position's law, float32 [N, V]: -inf outside its support.
 
     Processors apply in the order temperature, top-k, top-p, min-p (the order of transformers'
-    warpers). Rows with temperature 0 keep their logits: their law is the argmax.
+    warpers). Rows with temperature 0 keep their logits: their law is the argmax. Where nothing
+    changes the answer is the input itself: read it, do not write to it.
     """
+    if shape.neutral:
+        return logits_NV
     temperature = torch.tensor([t if t > 0 else 1.0 for t in shape.temperature], device=logits_NV.device)
     shaped = _divide(logits_NV, temperature)
     _keep_top_k(shaped, shape.top_k)
