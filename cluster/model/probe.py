@@ -49,11 +49,23 @@ class _Recorder(PlainBackend):
 
     variant: Variant | None = None
 
-    def write(self, arena: Arena, layer: int, ragged: Ragged, keys_THD: torch.Tensor, values_THD: torch.Tensor) -> None:
+    def write(
+        self,
+        arena: Arena,
+        layer: int,  # noqa: ARG002 - the arena has one layer
+        ragged: Ragged,
+        keys_THD: torch.Tensor,
+        values_THD: torch.Tensor,
+    ) -> None:
         super().write(arena, 0, ragged, keys_THD, values_THD)
 
     def attend(
-        self, arena: Arena, layer: int, ragged: Ragged, queries_TQD: torch.Tensor, variant: Variant
+        self,
+        arena: Arena,
+        layer: int,  # noqa: ARG002 - the arena has one layer
+        ragged: Ragged,
+        queries_TQD: torch.Tensor,
+        variant: Variant,
     ) -> torch.Tensor:
         self.variant = variant
         return super().attend(arena, 0, ragged, queries_TQD, variant)

@@ -16,26 +16,30 @@ import numpy.typing as npt
 import torch
 
 from cluster.errors import BrokenInvariant, ModelUnsupported
+from cluster.kernels.library import Library, open_library
 from cluster.kv.store import DEFAULT_BLOCK_TOKENS, Arena
 from cluster.messages import Plan
-from cluster.kernels.library import Library, open_library
 from cluster.model.attention import Backend, PlainBackend, Ragged
 from cluster.model.attention.bridge import IMPLEMENTATION, PagedCache, register
 from cluster.model.attention.cpu import CpuBackend
 from cluster.model.fused import FusedDecoder
-from cluster.model.pattern import follows_pattern
 from cluster.model.info import ModelInfo
 from cluster.model.load import LoadedModel
+from cluster.model.pattern import follows_pattern
 from cluster.model.runner import Flight
+from cluster.model.surgery import pack_linears
 
 
 class TorchRunner:
     """Runner (runner.py) over one loaded model and one arena on the same device.
 
+    Takes the module over: its weights are packed, so it cannot be used for anything else after.
+    kernels: False keeps every computation in plain torch, the truth the kernels are tested against.
+
     Raises ModelUnsupported when model and arena do not fit each other.
     """
 
-    def __init__(self, loaded: LoadedModel, arena: Arena, *, library: Library | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, arena: Arena, *, kernels: bool = True) -> None:
         self._info = loaded.info
         self._arena = arena
         self._module: Any = loaded.module
@@ -48,10 +52,18 @@ class TorchRunner:
         self._module.set_attn_implementation(IMPLEMENTATION)
         self._backend: Backend = PlainBackend()
         self._fused: FusedDecoder | None = None
-        if library is not None and Library.supports(arena.dtype, arena.device):
-            self._backend = CpuBackend(library)
-            if follows_pattern(self._module):
-                self._fused = FusedDecoder(self._module, library)
+        if kernels and Library.supports(arena.dtype, arena.device):
+            self._use_kernels()
+
+    def _use_kernels(self) -> None:
+        library = open_library()
+        if library is None:
+            return
+        self._backend = CpuBackend(library)
+        if follows_pattern(self._module):
+            self._fused = FusedDecoder(self._module, library)
+        else:
+            pack_linears(self._module, library)
 
     @property
     def vocab_size(self) -> int:
