@@ -23,7 +23,7 @@ from cluster.engine import Engine, Parts
 from cluster.kv.blocks import BlockPool
 from cluster.kv.cache import KVCache
 from cluster.kv.keys import KeyContext
-from cluster.messages import Delta, DraftLaw, Knobs, Offer, Plan, SequenceView, Verdict
+from cluster.messages import Delta, DraftLaw, Knobs, Offer, Plan, SequenceView, TokenLogprob, Verdict
 from cluster.model.runner import Flight
 from cluster.request import Request
 from cluster.sched.scheduler import Limits, Scheduler
@@ -60,16 +60,35 @@ class FakeRunner:
     def launch(self, plan: Plan) -> Flight:
         self.plans.append(plan)
         rows = []
+        written: dict[tuple[int, int], int] = {}
         for row in plan.rows:
             assert all(0 <= token < self.vocab_size for token in row.tokens)
             for offset, token in enumerate(row.tokens):
                 block, slot = divmod(row.first + offset, self._block_tokens)
-                self._arena[row.blocks[block], slot] = token
+                place = (row.blocks[block], slot)
+                assert written.setdefault(place, token) == token, "two rows of a step write one slot"
+                self._arena[place] = token
             context = self._arena[list(row.blocks)].reshape(-1)[: row.end].tolist()
             assert -1 not in context, "attention over a slot nobody wrote"
             rows.extend(self._law_of(context[: row.end - back]) for back in range(row.wants - 1, -1, -1))
         logits = torch.stack(rows).float() if rows else torch.zeros(0, self.vocab_size)
         return Flight(plan, logits)
+
+
+class LetterStream:
+    """Token t reads as the t-th letter; the letter "d" comes out only with the token after it."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def step(self, token: int) -> str:
+        text = self._held + "abcdefghijklmnopqrstuvwxyz"[token]
+        self._held = "d" if text.endswith("d") else ""
+        return text.removesuffix("d")
+
+    def finish(self) -> str:
+        held, self._held = self._held, ""
+        return held
 
 
 class OracleProposer:
@@ -86,7 +105,7 @@ class OracleProposer:
     def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:
         offers = []
         for view in views:
-            answer = self._answers[tuple(view.tokens[: view.prompt_len])]
+            answer = self._answers.get(tuple(view.tokens[: view.prompt_len]), ())
             done = len(view.tokens) - view.prompt_len
             tokens = tuple(answer[done : done + view.k])
             offers.append(Offer(view.id, len(view.tokens), tokens, source=self.name))
@@ -191,14 +210,15 @@ def ngram() -> NgramProposer:
     return NgramProposer(max_match=3, min_match=1)
 
 
-def fake_engine(setup: FakeSetup, law_of: LawOf, proposers: Sequence[Proposer] = ()) -> Engine:
+def fake_engine(setup: FakeSetup, law_of: LawOf, proposers: Sequence[Proposer] = (), *, text: bool = False) -> Engine:
+    """`text`: answers are also read, by `LetterStream`, so that stop strings can match."""
     cache = fake_cache(setup)
     return Engine(
         Parts(
             runner=FakeRunner(law_of, setup.vocab_size, setup.num_blocks, setup.block_tokens),
             cache=cache,
             scheduler=Scheduler(cache, Limits(setup.max_sequences, setup.max_waiting)),
-            judge=Judge(setup.vocab_size, setup.eos_ids, None),
+            judge=Judge(setup.vocab_size, setup.eos_ids, (lambda prompt: LetterStream()) if text else None),
             proposer=FirstOffer(proposers),
             control=LengthControl(setup.knobs),
             max_context=setup.max_context,
@@ -210,6 +230,14 @@ def fake_engine(setup: FakeSetup, law_of: LawOf, proposers: Sequence[Proposer] =
 class Answer:
     tokens: tuple[int, ...]
     deltas: tuple[Delta, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return tuple(logprob for delta in self.deltas for logprob in delta.logprobs)
 
     @property
     def finish(self) -> str | None:
