@@ -42,11 +42,12 @@ class Shape:
 
     @staticmethod
     def of(samplings: Sequence[Sampling]) -> Shape:
+        """A greedy row is cut by nothing: among equal logits a cut may spare another than argmax takes."""
         return Shape(
             tuple(s.temperature for s in samplings),
-            tuple(s.top_k for s in samplings),
-            tuple(s.top_p for s in samplings),
-            tuple(s.min_p for s in samplings),
+            tuple(0 if s.greedy else s.top_k for s in samplings),
+            tuple(1.0 if s.greedy else s.top_p for s in samplings),
+            tuple(0.0 if s.greedy else s.min_p for s in samplings),
         )
 
     @property
