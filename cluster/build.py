@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 import torch
 
-from cluster.config import DraftConfig, EngineConfig, ModelDraft, NgramDraft
+from cluster.config import DraftConfig, EngineConfig, ModelDraft, NgramDraft, SuffixDraft
 from cluster.control.length import LengthControl
 from cluster.draft.first import FirstOffer
 from cluster.draft.model import ModelProposer
 from cluster.draft.ngram import NgramProposer
 from cluster.draft.proposer import Proposer
+from cluster.draft.suffix.proposer import SuffixProposer
+from cluster.draft.suffix.trie import Limits as TrieLimits
+from cluster.draft.suffix.trie import Wish
 from cluster.engine import Engine, Parts
 from cluster.errors import CapacityError, TokenizerMismatch
 from cluster.kv.blocks import BlockPool
@@ -178,8 +181,16 @@ def _proposer(
     match draft:
         case NgramDraft():
             return NgramProposer(draft.max_match, draft.min_match)
+        case SuffixDraft():
+            return _suffix_proposer(draft)
         case ModelDraft():
             return _model_proposer(config, draft, target, tokenizer, progress)
+
+
+def _suffix_proposer(draft: SuffixDraft) -> SuffixProposer:
+    past = TrieLimits(draft.max_depth, draft.past_tokens, draft.past_requests)
+    wish = Wish(draft.max_tokens, draft.factor, draft.offset, draft.min_prob)
+    return SuffixProposer(wish, past, TrieLimits(draft.max_depth, draft.own_tokens, 1))
 
 
 def _model_proposer(

@@ -87,7 +87,23 @@ class ModelDraft(_Strict):
         return self
 
 
-DraftConfig = Annotated[NgramDraft | ModelDraft, Field(discriminator="kind")]
+class SuffixDraft(_Strict):
+    """Continue as the request's own text, or an earlier answer under the same salt, most often went on."""
+
+    kind: Literal["suffix"] = Field(description="statistics of the request itself and of past answers")
+    max_depth: Whole = Field(64, ge=2, le=200, description="longest run of tokens known: a match and what follows it")
+    max_tokens: Whole = Field(64, ge=1, le=64, description="most tokens drafted, whatever k allows")
+    factor: float = Field(1.0, gt=0.0, le=64.0, description="tokens drafted for each token matched")
+    offset: float = Field(0.0, ge=-64.0, le=64.0, description="added to that")
+    min_prob: float = Field(0.1, ge=0.0, le=1.0, description="drafting stops where a token's estimated chance is lower")
+    own_tokens: Whole = Field(131072, ge=400, le=2**28, description="newest tokens of a request that are looked up")
+    past_tokens: Whole = Field(
+        1_000_000, ge=400, le=2**28, description="of past answers, all salts: about 70 bytes each"
+    )
+    past_requests: Whole = Field(10_000, ge=1, description="most past answers; the oldest leave first")
+
+
+DraftConfig = Annotated[NgramDraft | SuffixDraft | ModelDraft, Field(discriminator="kind")]
 
 
 class CacheConfig(_Strict):

@@ -22,6 +22,7 @@ FOLDERS = {
     "cluster/model": "from files on disk to logits",
     "cluster/model/attention": "ours, reached from transformers' modelling code",
     "cluster/draft": "who guesses the next tokens",
+    "cluster/draft/suffix": "from how text went on before",
     "cluster/verify": "what the target says about the guesses",
     "cluster/sched": "whose tokens are computed next",
     "cluster/control": "turns the knobs between steps",

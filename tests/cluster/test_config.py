@@ -22,6 +22,7 @@ from cluster.config import (
     NgramDraft,
     SchedulerConfig,
     ServingConfig,
+    SuffixDraft,
     TargetConfig,
     describe,
     load_yaml,
@@ -94,10 +95,10 @@ def test_frozen() -> None:
         ),
         (
             {"drafts": [{"kind": "ngrm"}]},
-            "drafts.0.kind: unknown kind 'ngrm'; did you mean ngram? kinds: ngram, model",
+            "drafts.0.kind: unknown kind 'ngrm'; did you mean ngram? kinds: ngram, suffix, model",
         ),
-        ({"drafts": [{"kind": "oracle"}]}, "drafts.0.kind: unknown kind 'oracle'; kinds: ngram, model"),
-        ({"drafts": [{}]}, "drafts.0.kind: missing; kinds: ngram, model"),
+        ({"drafts": [{"kind": "oracle"}]}, "drafts.0.kind: unknown kind 'oracle'; kinds: ngram, suffix, model"),
+        ({"drafts": [{}]}, "drafts.0.kind: missing; kinds: ngram, suffix, model"),
         ({"drafts": {"kind": "ngram"}}, "drafts: must be a list, not {'kind': 'ngram'}"),
         ({"drafts": ["ngram"]}, "drafts.0: must be a mapping of keys to values, not 'ngram'"),
         ({"drafts": [{"kind": "model", "layers": []}]}, "drafts.0.layers: must not be empty"),
@@ -227,10 +228,18 @@ MAYBE = st.none() | st.integers(16, 10**6)
 NGRAM = st.builds(NgramDraft, kind=st.just("ngram"), max_match=st.integers(4, 16), min_match=st.integers(1, 4))
 LAYERS = st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
 MODEL_DRAFT = st.builds(ModelDraft, kind=st.just("model"), model=MODEL.map("d".__add__), layers=LAYERS, dtype=DTYPE)
+SUFFIX = st.builds(
+    SuffixDraft,
+    kind=st.just("suffix"),
+    max_depth=st.integers(2, 200),
+    factor=st.floats(0.1, 64.0),
+    min_prob=st.floats(0.0, 1.0),
+    past_requests=st.integers(1, 10**6),
+)
 CONFIGS = st.builds(
     Config,
     target=st.builds(TargetConfig, model=MODEL, tokenizer=st.none() | MODEL, dtype=DTYPE, max_context=MAYBE),
-    drafts=st.lists(NGRAM | MODEL_DRAFT, max_size=3).map(tuple),
+    drafts=st.lists(NGRAM | SUFFIX | MODEL_DRAFT, max_size=3).map(tuple),
     cache=st.builds(
         CacheConfig,
         block_tokens=st.integers(1, 256),
@@ -360,6 +369,15 @@ def test_reference_names_every_key_once_and_says_what_it_means() -> None:
     assert len(paths) == len(set(paths))
     assert all(len(row) == 3 and len(row[2]) > 4 for row in rows)
     last = {path.rpartition(".")[2] for path in paths}
-    for model in (TargetConfig, NgramDraft, ModelDraft, CacheConfig, SchedulerConfig, KnobConfig, ServingConfig):
+    for model in (
+        TargetConfig,
+        NgramDraft,
+        SuffixDraft,
+        ModelDraft,
+        CacheConfig,
+        SchedulerConfig,
+        KnobConfig,
+        ServingConfig,
+    ):
         assert keys_of(model) <= last
     assert "drafts[ngram].max_match" in paths
