@@ -77,9 +77,9 @@ def _pack(library: Library, linear: nn.Linear, packed: torch.Tensor, *, group: i
 
 def _bias(linears: Sequence[nn.Linear], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor | None:
     """The biases joined as the weights were, float32; None where no layer has one."""
-    if all(linear.bias is None for linear in linears):
+    biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
+    if all(bias is None for bias in biases):
         return None
-    parts = [
-        torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach().float() for linear in linears
-    ]
+    widths = [linear.out_features for linear in linears]
+    parts = [torch.zeros(n) if bias is None else bias.detach().float() for n, bias in zip(widths, biases, strict=True)]
     return join(parts).contiguous()

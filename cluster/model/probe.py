@@ -78,7 +78,7 @@ class Probe:
         self.ragged = Ragged.of(_ROWS, block_tokens=_BLOCK_TOKENS, num_blocks=_BLOCKS)
         self._rotary = decoder.rotary_emb
         self._dtype: torch.dtype = decoder.dtype
-        self._shape = {"num_layers": 1, "num_kv_heads": heads, "head_dim": dim, "block_tokens": _BLOCK_TOKENS}
+        self._heads, self._dim = heads, dim
         generator = torch.Generator().manual_seed(0)
         table: torch.Tensor = decoder.embed_tokens.weight
         tokens_T = torch.randint(0, len(table), (self.ragged.num_tokens,), generator=generator)
@@ -88,7 +88,14 @@ class Probe:
 
     def arena(self, dtype: torch.dtype) -> Arena:
         """One layer of the same noise in either number format."""
-        arena = Arena(_BLOCKS, dtype=dtype, **self._shape)
+        arena = Arena(
+            _BLOCKS,
+            num_layers=1,
+            num_kv_heads=self._heads,
+            head_dim=self._dim,
+            dtype=dtype,
+            block_tokens=_BLOCK_TOKENS,
+        )
         for block in range(_BLOCKS):
             arena.block(block).view(dtype).copy_(self._noise.view(_BLOCKS, -1)[block])
         return arena

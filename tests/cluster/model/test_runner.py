@@ -6,6 +6,7 @@ The truth is a plain forward of transformers over the whole sequence, in float32
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_chunks_steps_and_whole_prompts_give_the_logits_of_the_modelling_code(
     assert whole.dtype == torch.float32
     torch.testing.assert_close(whole, expected, atol=TOLERANCE, rtol=0)
     cuts = [0, 7, 8, 19, 26, 27, 28, 29, LENGTH]
-    pieces = [launch(runner, row(tokens, a, b, which=1)) for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [launch(runner, row(tokens, a, b, which=1)) for a, b in itertools.pairwise(cuts)]
     torch.testing.assert_close(torch.cat(pieces), expected, atol=TOLERANCE, rtol=0)
 
 
@@ -175,5 +176,5 @@ def test_a_packed_layer_that_computes_something_else_is_refused(llama: Path) -> 
     # The module says SiLU by type but does not compute it: only running it can tell.
     mlp = loaded.module.model.layers[1].mlp
     mlp.act_fn.forward = torch.relu
-    with pytest.raises(ModelUnsupported, match="layer 1.*off by"):
+    with pytest.raises(ModelUnsupported, match=r"layer 1.*off by"):
         TorchRunner(loaded, arena_for(loaded.info, 4))
