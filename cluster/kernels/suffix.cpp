@@ -25,6 +25,13 @@ struct Draft {
     std::vector<double> probs;
     double score = 0;
     int match = 0;
+
+    void clear() {
+        tokens.clear();
+        parents.clear();
+        probs.clear();
+        score = 0;
+    }
 };
 
 struct Wish {
@@ -43,16 +50,21 @@ class Trie : public Window {
     }
 
     Draft speculate(int64_t key, const int32_t* context, int length, const Wish& wish) {
-        Draft best;
-        for (int match = 1; match <= std::min(length, depth_ - 1); ++match) {
+        Draft best, draft;
+        // A draft of full length that nothing contradicts cannot be improved on: a longer run is followed by the same.
+        for (int match = 1; match <= std::min(length, depth_ - 1) && best.score < wish.limit; ++match) {
             const Place place = find(key, context + length - match, match);
             if (place.node == NONE || ends(place)) break;  // nor does anything follow a longer run
             const double wanted = wish.factor * match + wish.offset;
             if (wanted < 1) continue;
             const int limit = wanted < wish.limit ? int(wanted) : wish.limit;
-            Draft draft = wish.tree ? grow(place, limit, wish.min_prob) : follow(place, limit, wish.min_prob);
+            draft.clear();
+            if (wish.tree)
+                grow(draft, place, limit, wish.min_prob);
+            else
+                follow(draft, place, limit, wish.min_prob);
             if (draft.tokens.empty() || draft.score < best.score) continue;
-            best = std::move(draft);
+            std::swap(best, draft);
             best.match = match;
         }
         return best;
@@ -93,8 +105,7 @@ class Trie : public Window {
         return {best_of(place.node), 1};
     }
 
-    Draft follow(Place place, int limit, double min_prob) {
-        Draft draft;
+    void follow(Draft& draft, Place place, int limit, double min_prob) {
         double prob = 1;
         for (int size = 0; size < limit && !ends(place); ++size) {
             const Place next = onward(place);
@@ -103,7 +114,6 @@ class Trie : public Window {
             emit(draft, next, size - 1, prob);
             place = next;
         }
-        return draft;
     }
 
     void emit(Draft& draft, Place place, int parent, double prob) const {
@@ -122,8 +132,7 @@ class Trie : public Window {
         }
     };
 
-    Draft grow(Place place, int limit, double min_prob) {
-        Draft draft;
+    void grow(Draft& draft, Place place, int limit, double min_prob) {
         std::priority_queue<Branch> heap;
         int born = 0, parent = -1;
         double prob = 1;
@@ -140,7 +149,6 @@ class Trie : public Window {
             place = top.place;
             prob = top.prob;
         }
-        return draft;
     }
 
     // At most `limit` tokens that follow `place`, the most frequent first, the newer of equals first.

@@ -82,7 +82,7 @@ class PlainTrie:
         best = Draft()
         for match in range(1, min(len(context), self._limits.depth - 1) + 1):
             node = self._find(key, context[-match:])
-            if node is None:
+            if node is None or best.score >= wish.limit:  # what is certain and of full length stays so
                 break
             limit = wish.after(match)
             draft = (

@@ -101,7 +101,7 @@ class Trie(Protocol):
         """The sequence is over: it may leave in its turn."""
 
     def speculate(self, key: int, context: Sequence[int], wish: Wish) -> Draft:
-        """The best continuation of any suffix of `context`, over its lengths; the longer of equals."""
+        """The best continuation of a suffix of `context`: of equals the longer, up to one sure of all its tokens."""
 
     def count(self, key: int, run: Sequence[int]) -> int:
         """How often `run`, at most `depth` tokens, occurs under `key`."""
