@@ -99,6 +99,8 @@ class HandleCarrier:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def _wait(self, answer: Any, deadline_s: float) -> Json:
         body: Json = asyncio.run_coroutine_threadsafe(answer, self._loop).result(deadline_s + 1.0)

@@ -145,11 +145,13 @@ class LocalServing:
 
         self._report("shutting down")
         reaper.note()
-        try:
-            serve.shutdown()
-        finally:
-            ray.shutdown()
-            reaper.close()
+        # Ray prints the controller's orderly end to our standard output as if it had failed.
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            try:
+                serve.shutdown()
+            finally:
+                ray.shutdown()
+                reaper.close()
 
     def check(self) -> None:
         """Call it every few seconds. Raises EngineStopped when the application can no longer answer."""
