@@ -137,14 +137,15 @@ class Scheduler:
     def _plan_running(self, board: _Draftboard, offers: Mapping[int, Offer], knobs: Knobs) -> bool:
         """Rows of running sequences, those ready to decode first; True if one was preempted.
 
-        Drafts leave one token of the budget to every row that comes after: a guess for one
-        sequence is never worth a step of another.
+        Drafts take what the known tokens behind them leave of the budget, and leave one for a
+        request that could start: a guess for one sequence is never worth a step of another.
         """
         ready = [sequence for sequence in self._running if sequence.pending == 1]
         filling = [sequence for sequence in self._running if sequence.pending > 1]
-        before = later = len(self._running)
+        before = len(self._running)
+        later = sum(sequence.pending for sequence in self._running) + bool(self._waiting and self._idle_places())
         for sequence in (*ready, *filling):
-            later -= 1
+            later -= sequence.pending
             if board.budget <= 0:
                 break
             if sequence not in self._running:  # gave way to an older one in this very plan
