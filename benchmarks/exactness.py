@@ -157,16 +157,8 @@ def main() -> int:
         "greedy, none against transformers generate",
         compare(prompts, reference.generate(prompts, options.tokens), base[0.0], reference, 0.0),
     )
-    solo = assembly(options.model, (NGRAM,), 1)
-    for temperature in (0.0, 1.0):
-        outcome = run(solo.engine, requests(prompts, temperature, options.tokens))
-        judge(
-            f"temperature {temperature:g}, ngram alone against none in a batch of {options.batch}",
-            compare(prompts, base[temperature], outcome.tokens, reference, temperature),
-            outcome,
-        )
     for name, drafts in PROPOSERS.items():
-        if name == "none":
+        if not drafts:
             continue
         made = assembly(options.model, drafts, options.batch)
         for temperature in (0.0, 1.0):
@@ -176,13 +168,18 @@ def main() -> int:
                 compare(prompts, base[temperature], outcome.tokens, reference, temperature),
                 outcome,
             )
-    off = [replace(r, speculation=Speculation(enabled=False)) for r in requests(prompts, 1.0, options.tokens)]
-    outcome = run(solo.engine, off)
-    judge(
-        f"temperature 1, none alone against none in a batch of {options.batch}",
-        compare(prompts, base[1.0], outcome.tokens, reference, 1.0),
-        outcome,
-    )
+    solo = assembly(options.model, (NGRAM,), 1)
+    for name, speculate in (("ngram", True), ("none", False)):
+        alone = [
+            replace(request, speculation=Speculation(enabled=speculate))
+            for request in requests(prompts, 1.0, options.tokens)
+        ]
+        outcome = run(solo.engine, alone)
+        judge(
+            f"temperature 1, {name} alone against none in a batch of {options.batch}",
+            compare(prompts, base[1.0], outcome.tokens, reference, 1.0),
+            outcome,
+        )
     print(f"{time.perf_counter() - start:.0f} s")
     report("exactness", options.out, results)
     return 0 if good else 1
