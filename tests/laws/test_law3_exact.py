@@ -24,13 +24,14 @@ from tests.fakes import FakeSetup, Liar, OracleProposer, SampledProposer, draft_
 from tests.laws.chi_square import LEAST_P, SPAN, ChainLaws, windows_p_value
 
 VOCAB = 4
+# Two tokens are likely after each, so that a rejected draft leaves a choice; the drafters' laws are flatter.
 TARGET = ChainLaws(
-    ((0.10, 0.60, 0.12, 0.18), (0.20, 0.10, 0.58, 0.12), (0.15, 0.20, 0.10, 0.55), (0.55, 0.10, 0.15, 0.20))
+    ((0.12, 0.40, 0.36, 0.12), (0.10, 0.14, 0.40, 0.36), (0.36, 0.12, 0.12, 0.40), (0.40, 0.36, 0.14, 0.10))
 )
 DRAFT = ChainLaws(
-    ((0.25, 0.35, 0.20, 0.20), (0.15, 0.25, 0.35, 0.25), (0.20, 0.15, 0.30, 0.35), (0.30, 0.25, 0.25, 0.20))
+    ((0.22, 0.30, 0.28, 0.20), (0.20, 0.24, 0.30, 0.26), (0.28, 0.20, 0.22, 0.30), (0.30, 0.28, 0.20, 0.22))
 )
-Q = (0.15, 0.2, 0.25, 0.4)  # of the drafters that always sample one law
+Q = (0.25, 0.22, 0.28, 0.25)  # of the drafters that always sample one law
 WRONG_Q = (0.4, 0.3, 0.2, 0.1)  # and what they claim when told to lie
 TEMPERATURE = 0.8
 ANSWER = 8 * SPAN
@@ -102,7 +103,7 @@ def test_the_target_alone_follows_its_law() -> None:
 
 
 def test_ratio_without_a_proposer_follows_the_law() -> None:
-    assert p_value(answers("ratio", [], FULL)) > LEAST_P
+    assert p_value(answers("ratio", [], PLANTED)) > LEAST_P
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
@@ -164,7 +165,7 @@ def test_a_drafter_that_draws_with_the_rules_noise_is_seen(stream: int, exact: b
     engine = fake_engine(setup, TARGET, [drafter])
     scheduler = engine._parts.scheduler
     drafter.round_ahead = lambda: scheduler._round + 1
-    asked = requests(FULL if exact else PLANTED)
+    asked = requests(PLANTED)
     told = run(engine, asked)
     found = p_value([(request.prompt[-1], told[request.id].tokens) for request in asked])
     assert (found > LEAST_P) is exact
