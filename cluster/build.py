@@ -18,11 +18,13 @@ from cluster.draft.first import FirstOffer
 from cluster.draft.model import ModelProposer
 from cluster.draft.ngram import NgramProposer
 from cluster.draft.proposer import Proposer
+from cluster.draft.suffix.native import TrieMaker
 from cluster.draft.suffix.proposer import SuffixProposer
 from cluster.draft.suffix.trie import Limits as TrieLimits
 from cluster.draft.suffix.trie import Wish
 from cluster.engine import Engine, Parts
 from cluster.errors import CapacityError, TokenizerMismatch
+from cluster.kernels.library import open_library
 from cluster.kv.blocks import BlockPool
 from cluster.kv.cache import KVCache
 from cluster.kv.keys import KeyContext
@@ -94,6 +96,7 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
     torch.set_num_threads(threads)
     files = locate(config.target.model, progress)
     tokenizer = _tokenizer(config, files)
+    _compile(config, progress)
     progress(f"loading {files.name}")
     target = _load(config, files, config.target.dtype, None, None)
     tokenizer.check(target.info.vocab_size)
@@ -113,6 +116,18 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
 def open_tokenizer(config: EngineConfig, progress: Progress = silent) -> Tokenizer:
     """The tokenizer alone, for a process that holds no model. Raises as `assemble` does."""
     return _tokenizer(config, locate(config.target.model, progress))
+
+
+def _compile(config: EngineConfig, progress: Progress) -> None:
+    """Build the libraries this configuration uses now, where the wait can be explained."""
+
+    def announce() -> None:
+        progress("compiling kernels")
+
+    if resolve_device(config.target.device).type == "cpu":
+        open_library(announce)
+    if any(isinstance(draft, SuffixDraft) for draft in config.drafts):
+        TrieMaker(announce)
 
 
 def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer:

@@ -1,29 +1,24 @@
-"""Builds the C++ kernels for this machine on first use, keeps them, and speaks their calling convention.
+"""The C++ kernels of this machine and how they are called.
 
-Knows: the compiler, the cache of built libraries, and the structures of kernels.cpp.
-Refuses to know: models, and where the addresses it passes on come from.
+Knows: the flags they want, and the structures and entry points of kernels.cpp.
+Refuses to know: models, where the addresses it passes on come from, and how libraries are kept (compile.py).
 
-The library shares torch's OpenMP runtime, hence its threads. Without a compiler there are no
-kernels and the plain twins run; OUTRIDER_NO_COMPILER=1 forces that, to measure what they bring.
+The library shares torch's OpenMP runtime, hence its threads.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
-_SOURCES = ("simd.h", "team.h", "gemm.h", "attention.h", "kernels.cpp")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_COMPILE_SECONDS = 300
+from cluster.kernels.compile import Recipe, compile_library, say_nothing
+
+_INCLUDED = ("simd.h", "team.h", "gemm.h", "attention.h")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -110,8 +105,8 @@ _ENTRIES: dict[str, tuple[type, ...]] = {
 class Library:
     """The kernels of this machine. `entry(name, dtype)` gives a C function; most take the number of threads first."""
 
-    def __init__(self, path: Path) -> None:
-        self._dll = ctypes.CDLL(str(path))
+    def __init__(self, dll: ctypes.CDLL) -> None:
+        self._dll = dll
 
     @staticmethod
     def supports(dtype: torch.dtype, device: torch.device) -> bool:
@@ -125,59 +120,17 @@ class Library:
         return call
 
 
-def open_library() -> Library | None:
-    """The kernels, built if this machine has not built them before; None where that is impossible."""
-    if os.environ.get("OUTRIDER_NO_COMPILER") == "1":
-        return None
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        return None
-    try:
-        path = _cache_directory() / f"kernels-{_identity(compiler)}.so"
-        if not path.exists():
-            _build(compiler, path)
-        return Library(path)
-    except (OSError, subprocess.SubprocessError):
-        return None  # a broken or missing compiler costs speed, never an answer
+def open_library(announce: Callable[[], None] = say_nothing) -> Library | None:
+    """The kernels, built if this machine has not built them before; None where that is impossible.
 
-
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    directory = Path(base) / "outrider"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
-def _identity(compiler: str) -> str:
-    """Changes with the sources, the flags, the compiler, the OpenMP runtime and the instructions this CPU has."""
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for source in _SOURCES:
-        digest.update((Path(__file__).parent / source).read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=30)
-    digest.update(version.stdout)
-    digest.update(" ".join(map(str, _openmp_runtime())).encode())
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        digest.update("".join(sorted({line for line in lines if line.startswith(("flags", "Features"))})).encode())
-    return digest.hexdigest()[:24]
+    announce: as in `compile_library`.
+    """
+    runtime = _openmp_runtime()
+    link = (*map(str, runtime), f"-Wl,-rpath,{runtime[0].parent}") if runtime else ("-fopenmp",)
+    dll = compile_library("kernels", *_INCLUDED, recipe=Recipe(_FLAGS, link), announce=announce)
+    return None if dll is None else Library(dll)
 
 
 def _openmp_runtime() -> list[Path]:
     """The OpenMP runtime that ships with torch, if it does: a second one would bring a second set of threads."""
     return sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))[:1]
-
-
-def _build(compiler: str, path: Path) -> None:
-    """Compile and move into place, so that concurrent builders never see half a library."""
-    here = Path(__file__).parent
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        unit, built = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
-        runtime = _openmp_runtime()
-        link = [*map(str, runtime), f"-Wl,-rpath,{runtime[0].parent}"] if runtime else ["-fopenmp"]
-        for command in (
-            [compiler, *_FLAGS, "-fopenmp", "-c", str(here / "kernels.cpp"), "-o", str(unit)],
-            [compiler, "-shared", str(unit), "-o", str(built), *link],
-        ):
-            subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_SECONDS)
-        built.rename(path)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from cluster.draft.suffix.plain import PlainTrie
 from cluster.draft.suffix.trie import Draft, Limits, Sizes, Trie, Wish
 from cluster.errors import BrokenInvariant
-from cluster.kernels.compile import compile_library
+from cluster.kernels.compile import compile_library, say_nothing
 
 _handle, _int32, _int64, _double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
 
@@ -115,8 +115,8 @@ class NativeTrie:
 class TrieMaker:
     """Makes tries: compiled ones where this machine can, plain ones that hold less elsewhere."""
 
-    def __init__(self) -> None:
-        self._library = compile_library("suffix", "suffix_nodes.h", "suffix_window.h")
+    def __init__(self, announce: Callable[[], None] = say_nothing) -> None:
+        self._library = compile_library("suffix", "suffix_nodes.h", "suffix_window.h", announce=announce)
         if self._library is not None:
             for name, (result, parameters) in _ENTRIES.items():
                 function = getattr(self._library, name)

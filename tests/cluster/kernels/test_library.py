@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from cluster.kernels.compile import Recipe, compile_library
 from cluster.kernels.library import Library, open_library
 from cluster.model.surgery import PackedModule
 
@@ -79,3 +80,18 @@ def test_concurrent_builders_leave_one_whole_library(monkeypatch: pytest.MonkeyP
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map_async(_open, range(2)).get(timeout=110) == [True, True]
     assert [path.suffix for path in (tmp_path / "outrider").iterdir()] == [".so"]
+
+
+def test_a_compilation_is_announced_and_a_kept_library_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    news: list[str] = []
+    for _ in range(2):
+        assert compile_library("suffix", "suffix_nodes.h", "suffix_window.h", announce=lambda: news.append("built"))
+    assert news == ["built"]
+
+
+def test_what_is_kept_is_not_used_for_other_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for flags in (("-O1",), ("-O2",)):
+        assert compile_library("suffix", "suffix_nodes.h", "suffix_window.h", recipe=Recipe(flags))
+    assert len(list((tmp_path / "outrider").iterdir())) == 2
