@@ -1,4 +1,4 @@
-// The entry points, plain C: a decoder's whole step, paged attention alone, packed linears alone.
+// The entry points, plain C: a decoder's whole step, paged attention alone, packed linears alone, keyed draws.
 //
 // Knows: how the pieces of gemm.h and attention.h follow one another in a layer.
 // Refuses to know: models; Python checks every layer against the modelling code at load.
@@ -6,6 +6,7 @@
 // The residual stream is float32 throughout. T is the type of weights, pages and of what enters a
 // product. Structures are mirrored by cluster/kernels/library.py.
 #include "attention.h"
+#include "noise.h"
 
 #include <vector>
 
@@ -223,4 +224,10 @@ extern "C" void pack_float32(const float *weight, int64_t rows, int64_t k, float
 
 extern "C" void pack_bfloat16(const bf16 *weight, int64_t rows, int64_t k, bf16 *packed, int64_t group, int64_t stride, int64_t start) {
     pack(weight, rows, k, packed, group, stride, start);
+}
+
+extern "C" void draw_float32(int threads, const float *logits, int64_t stride, const int64_t *rows, int64_t count,
+                             int64_t vocabulary, const uint64_t *keys, int64_t *tokens) {
+    std::vector<Best> found(2 * count * segments(vocabulary));
+    run(threads, 3, [&](Crew &crew) { draw(crew, logits, stride, rows, count, vocabulary, keys, found.data(), tokens); });
 }

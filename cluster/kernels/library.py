@@ -17,7 +17,7 @@ import torch
 
 from cluster.kernels.compile import Recipe, compile_library, say_nothing
 
-_INCLUDED = ("simd.h", "team.h", "gemm.h", "attention.h")
+_INCLUDED = ("simd.h", "team.h", "gemm.h", "attention.h", "noise.h")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -92,12 +92,13 @@ class Step(ctypes.Structure):
     ]
 
 
-#: Entry points and their parameters; each exists for float32 and bfloat16.
+#: Entry points and their parameters; each exists for float32 and bfloat16, but for `draw`: float32 alone.
 _ENTRIES: dict[str, tuple[type, ...]] = {
     "step": (_int, _pointer),
     "project": (_int, _pointer, _pointer, _long, _long, _pointer, _pointer),
     "project_wide": (_int, _pointer, _pointer, _long, _long, _pointer, _pointer),
     "attend": (_int, _pointer, _pointer, _long, _long, _pointer),
+    "draw": (_int, _pointer, _long, _pointer, _long, _long, _pointer, _pointer),
     "pack": (_pointer, _long, _long, _pointer, _long, _long, _long),
 }
 

@@ -5,7 +5,10 @@ Refuses to know: drafts, acceptance, sequences. Both the drafters and the judge 
 it lies below both.
 
 Noise is a pure function of its key: no generator state, hence the same draw alone or in a batch,
-before or after a preemption, in the drafter and in the target.
+before or after a preemption, in the drafter and in the target. On CPUs a kernel draws without
+storing the noise (kernels/noise.h); its logarithms differ from torch's in the last bits, so a
+machine with it and one without may part where the two best sums are that close: far below the gap
+at which tokens count as tied anyway.
 
 Legend of shape suffixes: N positions, V vocabulary.
 """
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from cluster.kernels.noise import open_noise
 from cluster.request import Sampling
 
 _MASK = (1 << 64) - 1
@@ -117,22 +121,30 @@ def _divide(logits_NV: torch.Tensor, temperature_N: torch.Tensor) -> torch.Tenso
     return logits_NV / temperature_N.unsqueeze(1)
 
 
-def draw(shaped_NV: torch.Tensor, shape: Shape, keys: Sequence[int]) -> torch.Tensor:
+def draw(shaped_NV: torch.Tensor, shape: Shape, keys: Sequence[int], *, kernels: bool = True) -> torch.Tensor:
     """One token a position, int64 [N]: argmax(log weight + Gumbel noise), or the plain argmax.
 
     The Gumbel-max trick makes this a draw from softmax(log weights); keyed by (seed, position) it
-    is the coupled sampling of arXiv 2408.07978.
+    is the coupled sampling of arXiv 2408.07978. kernels: False draws in plain torch, the truth.
     """
     if shape.greedy:
         return shaped_NV.argmax(dim=1)
     noisy = [n for n, t in enumerate(shape.temperature) if t > 0]
-    noise = gumbel([keys[n] for n in noisy], shaped_NV.shape[1], shaped_NV.device)
+    chosen = _draw_noisy(shaped_NV, noisy, [keys[n] for n in noisy], kernels)
     if len(noisy) == len(keys):
-        return noise.add_(shaped_NV).argmax(dim=1)
+        return chosen
     tokens = shaped_NV.argmax(dim=1)
-    index = torch.tensor(noisy, device=shaped_NV.device)
-    tokens[index] = noise.add_(shaped_NV[index]).argmax(dim=1)
+    tokens[torch.tensor(noisy, device=shaped_NV.device)] = chosen
     return tokens
+
+
+def _draw_noisy(shaped_NV: torch.Tensor, rows: list[int], keys: list[int], kernels: bool) -> torch.Tensor:
+    """argmax(log weight + noise) of some rows, int64 [rows]."""
+    noise = open_noise() if kernels else None
+    if noise is not None and noise.supports(shaped_NV):
+        return noise.draw(shaped_NV, rows, keys)
+    chosen_NV = shaped_NV if len(rows) == len(shaped_NV) else shaped_NV[torch.tensor(rows, device=shaped_NV.device)]
+    return gumbel(keys, shaped_NV.shape[1], shaped_NV.device).add_(chosen_NV).argmax(dim=1)
 
 
 def probabilities(shaped_NV: torch.Tensor, shape: Shape) -> torch.Tensor:
