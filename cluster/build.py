@@ -12,18 +12,34 @@ from dataclasses import dataclass
 
 import torch
 
-from cluster.config import DraftConfig, EngineConfig, ModelDraft, NgramDraft, SuffixDraft
+from cluster.config import EngineConfig
+from cluster.config_drafts import (
+    DraftConfig,
+    DraftingConfig,
+    ModelDraft,
+    NgramDraft,
+    QuantizedDraft,
+    RecyclingDraft,
+    Seq2SeqDraft,
+    SuffixDraft,
+    TranslatedDraft,
+)
 from cluster.control.length import LengthControl
+from cluster.draft.blend import ExpectedOffer
+from cluster.draft.candidates import Candidates
 from cluster.draft.first import FirstOffer
-from cluster.draft.model import ModelProposer
+from cluster.draft.model import ModelProposer, QuantizedProposer
 from cluster.draft.ngram import NgramProposer
-from cluster.draft.proposer import Proposer
+from cluster.draft.proposer import Combiner, Proposer
+from cluster.draft.recycling import RecyclingProposer
+from cluster.draft.seq2seq import Seq2SeqProposer
 from cluster.draft.suffix.native import TrieMaker
 from cluster.draft.suffix.proposer import SuffixProposer
 from cluster.draft.suffix.trie import Limits as TrieLimits
 from cluster.draft.suffix.trie import Wish
+from cluster.draft.translate import TranslatedProposer, TranslatedSeq2Seq
 from cluster.engine import Engine, Parts
-from cluster.errors import CapacityError, TokenizerMismatch
+from cluster.errors import CapacityError
 from cluster.kernels.library import open_library
 from cluster.kv.blocks import BlockPool
 from cluster.kv.cache import KVCache
@@ -32,6 +48,8 @@ from cluster.model.device import available_memory, resolve_device, resolve_dtype
 from cluster.model.files import ModelFiles
 from cluster.model.info import ModelInfo
 from cluster.model.load import load_model, locate, read_config
+from cluster.model.quantize import Bits, quantize_linears
+from cluster.model.seq2seq import load_seq2seq
 from cluster.model.torch_runner import TorchRunner, arena_for, block_bytes
 from cluster.sched.scheduler import Limits, Scheduler
 from cluster.text.tokenizer import Tokenizer
@@ -98,7 +116,7 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
     tokenizer = _tokenizer(config, files)
     _compile(config, progress)
     progress(f"loading {files.name}")
-    target = _load(config, files, config.target.dtype, None, None)
+    target = _load(config, files, config.target.dtype)
     tokenizer.check(target.info.vocab_size)
     blocks = target.cache.counts.total
     proposers = [_proposer(config, draft, target, tokenizer, progress) for draft in config.drafts]
@@ -143,20 +161,32 @@ def _engine(config: EngineConfig, target: _Model, proposers: list[Proposer], tok
             cache=target.cache,
             scheduler=Scheduler(target.cache, limits),
             judge=Judge(target.info.vocab_size, tokenizer.eos_ids, tokenizer.stream),
-            proposer=FirstOffer(proposers),
+            proposer=_combine(config, proposers),
             control=LengthControl(config.knobs.knobs()),
             max_context=target.max_context,
         )
     )
 
 
+def _combine(config: EngineConfig, proposers: list[Proposer]) -> Combiner:
+    return ExpectedOffer(proposers) if config.blend == "expected" else FirstOffer(proposers)
+
+
 def _load(
-    config: EngineConfig, files: ModelFiles, dtype_name: str, layers: tuple[int, ...] | None, blocks: int | None
+    config: EngineConfig,
+    files: ModelFiles,
+    dtype_name: str,
+    *,
+    layers: tuple[int, ...] | None = None,
+    blocks: int | None = None,
+    bits: Bits | None = None,
 ) -> _Model:
     """One model with an arena of `blocks` blocks, or of what the configuration and memory allow."""
     device = resolve_device(config.target.device)
     dtype = resolve_dtype(dtype_name, device, read_config(files).dtype)
     loaded = load_model(files, dtype=dtype, device=device, layers=layers)
+    if bits is not None:
+        quantize_linears(loaded.module, bits)
     info = loaded.info
     max_context = min(info.max_context, config.target.max_context or info.max_context)
     if blocks is None:
@@ -198,8 +228,16 @@ def _proposer(
             return NgramProposer(draft.max_match, draft.min_match)
         case SuffixDraft():
             return _suffix_proposer(draft)
+        case RecyclingDraft():
+            return RecyclingProposer(draft.max_pairs)
         case ModelDraft():
             return _model_proposer(config, draft, target, tokenizer, progress)
+        case QuantizedDraft():
+            return _quantized_proposer(config, draft, target, progress)
+        case TranslatedDraft():
+            return _translated_proposer(config, draft, target, tokenizer, progress)
+        case Seq2SeqDraft():
+            return _seq2seq_proposer(config, draft, target, tokenizer, progress)
 
 
 def _suffix_proposer(draft: SuffixDraft) -> SuffixProposer:
@@ -208,19 +246,66 @@ def _suffix_proposer(draft: SuffixDraft) -> SuffixProposer:
     return SuffixProposer(wish, past, TrieLimits(draft.max_depth, draft.own_tokens, 1))
 
 
+def _candidates(draft: DraftingConfig) -> Candidates:
+    return Candidates(draft.temperature, draft.top_k, draft.top_p, draft.max_tokens, draft.min_confidence, draft.confidence)
+
+
+def _dtype(draft: ModelDraft | TranslatedDraft | Seq2SeqDraft, target: _Model) -> str:
+    return draft.dtype if draft.dtype != "auto" else target.info.dtype
+
+
 def _model_proposer(
     config: EngineConfig, draft: ModelDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
 ) -> ModelProposer:
     own = draft.model == "target"
     files = locate(config.target.model if own else draft.model, progress)
-    progress(f"loading draft {files.name}")
-    dtype = draft.dtype if draft.dtype != "auto" else target.info.dtype
-    model = _load(config, files, dtype, draft.layers, target.cache.counts.total)
-    if model.info.vocab_size != target.info.vocab_size:
-        raise TokenizerMismatch(
-            f"draft {files.name} has {model.info.vocab_size} token ids, target {target.info.name} has "
-            f"{target.info.vocab_size}: they must share one vocabulary"
-        )
     if not own:
         tokenizer.check_same(Tokenizer.load(files.directory))
-    return ModelProposer(model.runner, model.cache, model.max_context)
+    layers = None
+    if draft.layers is not None:
+        total = read_config(files).num_hidden_layers
+        layers = draft.layers.of(total)
+        progress(f"loading draft {files.name}: layers {', '.join(map(str, layers))} of {total}")
+    else:
+        progress(f"loading draft {files.name}")
+    model = _load(config, files, _dtype(draft, target), layers=layers, blocks=target.cache.counts.total)
+    # One tokenizer, but either model may be padded with ids that no text has.
+    return ModelProposer(model.runner, model.cache, model.max_context, _candidates(draft), target.info.vocab_size)
+
+
+def _quantized_proposer(
+    config: EngineConfig, draft: QuantizedDraft, target: _Model, progress: Progress
+) -> QuantizedProposer:
+    files = locate(config.target.model, progress)
+    progress(f"loading draft {files.name} in {draft.bits} bits")
+    model = _load(config, files, target.info.dtype, blocks=target.cache.counts.total, bits=draft.bits)
+    return QuantizedProposer(model.runner, model.cache, model.max_context, _candidates(draft))
+
+
+def _translated_proposer(
+    config: EngineConfig, draft: TranslatedDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
+) -> TranslatedProposer:
+    files = locate(draft.model, progress)
+    progress(f"loading draft {files.name} with its own tokenizer")
+    theirs = Tokenizer.load(files.directory)
+    model = _load(config, files, _dtype(draft, target), blocks=target.cache.counts.total)
+    theirs.check(model.info.vocab_size)
+    inner = ModelProposer(model.runner, model.cache, model.max_context, _candidates(draft), theirs.vocab_size)
+    return TranslatedProposer(inner, tokenizer, theirs, greedy=draft.temperature is None)
+
+
+def _seq2seq_proposer(
+    config: EngineConfig, draft: Seq2SeqDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
+) -> Proposer:
+    files = locate(draft.model, progress)
+    progress(f"loading draft {files.name}, an encoder-decoder")
+    device = resolve_device(config.target.device)
+    model = load_seq2seq(files, dtype=resolve_dtype(_dtype(draft, target), device, None), device=device)
+    theirs = Tokenizer.load(files.directory)
+    theirs.check(model.vocab_size)
+    held = config.scheduler.max_sequences
+    if tokenizer.same_as(theirs):
+        return Seq2SeqProposer(model, held, _candidates(draft), theirs.frame, target.info.vocab_size)
+    inner = Seq2SeqProposer(model, held, _candidates(draft), ((), theirs.frame[1]), theirs.vocab_size)
+    greedy = draft.temperature is None
+    return TranslatedSeq2Seq(inner, tokenizer, theirs, greedy=greedy, append_only=False)

@@ -14,12 +14,20 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from cluster.config_drafts import DraftConfig, DType, StrictModel, Whole
+from cluster.config_drafts import ModelDraft as ModelDraft
+from cluster.config_drafts import NgramDraft as NgramDraft
+from cluster.config_drafts import QuantizedDraft as QuantizedDraft
+from cluster.config_drafts import RecyclingDraft as RecyclingDraft
+from cluster.config_drafts import Seq2SeqDraft as Seq2SeqDraft
+from cluster.config_drafts import SuffixDraft as SuffixDraft
+from cluster.config_drafts import TranslatedDraft as TranslatedDraft
 from cluster.errors import ConfigError
 from cluster.messages import Knobs
 from cluster.request import RuleName
@@ -29,23 +37,15 @@ BUILDER = "deploy.app:build"
 #: The deployment of that application whose `user_config` are the knobs.
 KNOB_DEPLOYMENT = "Engine"
 
-# YAML reads `yes` and `on` as true, which pydantic would otherwise take for the number 1.
-Whole = Annotated[int, Strict()]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate("kmgt")}
 _UNITS |= {f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate("kmgt")}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-class TargetConfig(_Strict):
+class TargetConfig(StrictModel):
     """The model whose answers are served."""
 
     model: str = Field("smollm2-135m", description="directory of safetensors, or an alias")
@@ -56,57 +56,7 @@ class TargetConfig(_Strict):
     threads: Whole | None = Field(None, ge=1, description="CPU threads; default: the cores of this process")
 
 
-class NgramDraft(_Strict):
-    """Copy what followed the last occurrence of the newest tokens in the same sequence."""
-
-    kind: Literal["ngram"] = Field(description="look-up in the sequence itself")
-    max_match: Whole = Field(4, ge=1, le=16, description="longest run of newest tokens looked up")
-    min_match: Whole = Field(2, ge=1, le=16, description="shortest run that may be trusted; at most max_match")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_match > self.max_match:
-            raise ValueError(f"min_match={self.min_match} must be at most max_match={self.max_match}")
-        return self
-
-
-class ModelDraft(_Strict):
-    """A smaller causal language model with the target's vocabulary."""
-
-    kind: Literal["model"] = Field(description="a second model")
-    model: str = Field("target", description='directory or alias; "target" starts from the target\'s own weights')
-    layers: tuple[Annotated[Whole, Field(ge=0)], ...] | None = Field(
-        None, min_length=1, description="keep only these layers, in this order; default: all"
-    )
-    dtype: DType = Field("auto", description="of the draft's weights; auto: as for the target")
-
-    @model_validator(mode="after")
-    def _smaller(self) -> Self:
-        if self.model == "target" and self.layers is None:
-            raise ValueError('a draft made from the target needs layers, for example "layers: [0, 1, 28, 29]"')
-        return self
-
-
-class SuffixDraft(_Strict):
-    """Continue as the request's own text, or an earlier answer under the same salt, most often went on."""
-
-    kind: Literal["suffix"] = Field(description="statistics of the request itself and of past answers")
-    max_depth: Whole = Field(64, ge=2, le=200, description="longest run of tokens known: a match and what follows it")
-    max_tokens: Whole = Field(64, ge=1, le=64, description="most tokens drafted, whatever k allows")
-    factor: float = Field(1.0, gt=0.0, le=64.0, description="tokens drafted for each token matched")
-    offset: float = Field(0.0, ge=-64.0, le=64.0, description="added to that")
-    min_prob: float = Field(0.1, ge=0.0, le=1.0, description="drafting stops where a token's estimated chance is lower")
-    own_tokens: Whole = Field(131072, ge=400, le=2**28, description="newest tokens of a request that are looked up")
-    past_tokens: Whole = Field(
-        1_000_000, ge=400, le=2**28, description="of past answers, all salts: about 70 bytes each"
-    )
-    past_requests: Whole = Field(10_000, ge=1, description="most past answers; the oldest leave first")
-
-
-DraftConfig = Annotated[NgramDraft | SuffixDraft | ModelDraft, Field(discriminator="kind")]
-
-
-class CacheConfig(_Strict):
+class CacheConfig(StrictModel):
     """Where keys and values of attention live."""
 
     block_tokens: Whole = Field(32, ge=1, le=256, description="tokens a block")
@@ -133,14 +83,14 @@ class CacheConfig(_Strict):
         return None if self.memory == "auto" else parse_bytes(self.memory)
 
 
-class SchedulerConfig(_Strict):
+class SchedulerConfig(StrictModel):
     """How many requests are in flight and how many may wait."""
 
     max_sequences: Whole = Field(64, ge=1, le=4096, description="most requests computed side by side")
     max_waiting: Whole = Field(256, ge=0, description="most requests waiting; one more is refused as overload")
 
 
-class KnobConfig(_Strict):
+class KnobConfig(StrictModel):
     """What may change while running: give it under the deployment's `user_config`."""
 
     k: Whole = Field(5, ge=0, le=64, description="most draft tokens a row; 0 switches speculation off")
@@ -158,19 +108,22 @@ class KnobConfig(_Strict):
         return Knobs(k=self.k, rule=self.rule, token_budget=self.token_budget, adaptive=self.adaptive)
 
 
-class EngineConfig(_Strict):
+class EngineConfig(StrictModel):
     """One engine: a target, its drafts, its cache, its scheduler."""
 
     target: TargetConfig = TargetConfig()
     drafts: tuple[DraftConfig, ...] = Field(
         (NgramDraft(kind="ngram"),), description="asked in this order; an empty list: no drafts"
     )
+    blend: Literal["first", "expected"] = Field(
+        "first", description="which offer a row takes: the first in order, or of whoever lately did best there"
+    )
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     knobs: KnobConfig = KnobConfig()
 
 
-class ServingConfig(_Strict):
+class ServingConfig(StrictModel):
     """How the engine is shown to the outside."""
 
     name: str | None = Field(None, description="model id in the API; default: the target's own name")
@@ -366,7 +319,7 @@ def _reference(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, 
     """(path, default, meaning) of every key below `model`; a list's items appear as `[kind]`."""
     for name, field in model.model_fields.items():
         inner = _models_in(field.annotation)
-        if not inner or len(inner) > 1:
+        if not inner or len(inner) > 1 or field.default is None:
             default = "required" if field.is_required() else f"`{_shown(field.default)}`"
             yield prefix + name, default, (field.description or "").replace("|", "\\|")
         for variant in inner:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cluster.control.length import LengthControl
-from cluster.draft.first import FirstOffer
+from cluster.draft.proposer import Combiner
 from cluster.errors import PromptTooLong, RequestError
 from cluster.kv.cache import KVCache
 from cluster.messages import Delta, Knobs
@@ -43,7 +43,7 @@ class Parts:
     cache: KVCache
     scheduler: Scheduler
     judge: Judge
-    proposer: FirstOffer
+    proposer: Combiner
     control: LengthControl
     max_context: int
 

@@ -19,10 +19,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from cluster.draft.candidates import Candidates
 from cluster.kv.cache import KVCache
 from cluster.messages import DraftLaw, Knobs, Offer, Plan, PlanRow, SequenceView, Verdict
 from cluster.model.runner import Runner
 from cluster.model.sample import Shape, draw, noise_key, shape_logits
+from cluster.request import Sampling
 
 #: Stream of the draws by which drafts are sampled under `ratio`; the rules read others.
 DRAFT_STREAM = 4
@@ -53,26 +55,46 @@ class _Draft:
 
     view: SequenceView
     state: _State
+    sampling: Sampling  # the drafter's own
+    most: int
     tokens: list[int] = field(default_factory=list)
     ids: list[np.ndarray] = field(default_factory=list)
     probs: list[np.ndarray] = field(default_factory=list)
+    stopped: bool = False  # too unsure of the token that would come next
 
     @property
     def sampled(self) -> bool:
         """Whether the rule needs to know the law the tokens were drawn from."""
-        return self.view.rule == "ratio" and not self.view.sampling.greedy
+        return self.view.rule != "coupled" and not self.sampling.greedy
+
+    @property
+    def done(self) -> bool:
+        return self.stopped or len(self.tokens) >= self.most
 
 
 class ModelProposer:
-    """Drafts k tokens a row, all rows together, one forward pass a token."""
+    """Drafts k tokens a row, all rows together, one forward pass a token.
+
+    vocab_size: of the target. The draft's own may be padded otherwise: ids that only the draft has
+    are never drawn, and a sequence that holds an id only the target has gets no drafts.
+    """
 
     name: ClassVar[str] = "model"
     samples: ClassVar[bool] = True
 
-    def __init__(self, runner: Runner, cache: KVCache, max_context: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        cache: KVCache,
+        max_context: int,
+        candidates: Candidates = Candidates(),
+        vocab_size: int | None = None,
+    ) -> None:
         self._runner = runner
         self._cache = cache
         self._max_context = max_context
+        self._candidates = candidates
+        self._vocab_size = min(vocab_size or runner.vocab_size, runner.vocab_size)
         self._states: dict[int, _State] = {}
         self._round = 0
 
@@ -82,10 +104,10 @@ class ModelProposer:
 
     def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:
         self._round += 1
-        drafts = self._catch_up([_Draft(view, self._states[view.id]) for view in views if self._fits(view)], knobs)
+        drafts = self._catch_up([self._begin(view) for view in views if self._fits(view)], knobs)
         going = drafts
         while going:
-            going = [draft for draft in going if len(draft.tokens) < draft.view.k and self._grow(draft)]
+            going = [draft for draft in going if not draft.done and self._grow(draft)]
             self._extend(going, knobs)
         return [self._offer(draft) for draft in drafts if draft.tokens]
 
@@ -96,8 +118,12 @@ class ModelProposer:
         self._states.pop(sequence, None)
         self._cache.release(sequence)
 
+    def _begin(self, view: SequenceView) -> _Draft:
+        sampling = self._candidates.sampling(view.sampling)
+        return _Draft(view, self._states[view.id], sampling, min(view.k, self._candidates.most))
+
     def _fits(self, view: SequenceView) -> bool:
-        return len(view.tokens) + view.k <= self._max_context
+        return len(view.tokens) + min(view.k, self._candidates.most) <= self._max_context
 
     def _catch_up(self, drafts: list[_Draft], knobs: Knobs) -> list[_Draft]:
         """Compute known tokens the cache lacks; rows that are up to date get their first draft.
@@ -113,11 +139,11 @@ class ModelProposer:
             view, state = draft.view, draft.state
             self._sync(view, state)
             end = min(len(view.tokens), state.agreed + budget)
-            if end <= state.agreed or not self._room(view.id, end, keep):
+            fresh = tuple(view.tokens[state.agreed : end])
+            if not fresh or max(fresh) >= self._runner.vocab_size or not self._room(view.id, end, keep):
                 continue
             budget -= end - state.agreed
             done = end == len(view.tokens)
-            fresh = tuple(view.tokens[state.agreed : end])
             rows.append(PlanRow(view.id, state.agreed, fresh, self._cache.table(view.id), wants=int(done)))
             state.cached.extend(fresh)
             state.agreed = end
@@ -170,7 +196,19 @@ class ModelProposer:
         logits_BV = self._runner.launch(Plan(self._round, tuple(rows), knobs)).logits_NV
         if not drafts:
             return
-        shape = Shape.of([draft.view.sampling for draft in drafts])
+        logits_BV = logits_BV[:, : self._vocab_size]
+        sure = self._candidates.confident(logits_BV)
+        for draft, keep in zip(drafts, sure, strict=True):
+            draft.stopped = not keep
+        if not all(sure):
+            logits_BV = logits_BV[torch.tensor(sure, device=logits_BV.device)]
+            drafts = [draft for draft in drafts if not draft.stopped]
+        if drafts:
+            self._draw(logits_BV, drafts)
+
+    def _draw(self, logits_BV: torch.Tensor, drafts: list[_Draft]) -> None:
+        """One token for each of `drafts`, from its row."""
+        shape = Shape.of([draft.sampling for draft in drafts])
         shaped_BV = shape_logits(logits_BV, shape)
         if any(draft.sampled for draft in drafts):
             cut = [
@@ -193,6 +231,12 @@ class ModelProposer:
     def _offer(self, draft: _Draft) -> Offer:
         law = DraftLaw(np.stack(draft.ids), np.stack(draft.probs)) if draft.sampled else None
         return Offer(draft.view.id, len(draft.view.tokens), tuple(draft.tokens), law, source=self.name)
+
+
+class QuantizedProposer(ModelProposer):
+    """The target itself with its weights in few bits: same layers, same context, fewer bytes to read."""
+
+    name: ClassVar[str] = "quantized"
 
 
 def _note_law(draft: _Draft, shaped_V: torch.Tensor) -> torch.Tensor:

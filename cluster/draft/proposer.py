@@ -34,3 +34,11 @@ class Proposer(Protocol):
 
     def close(self, sequence: int) -> None:
         """Forget a sequence. Unknown ids are ignored."""
+
+
+class Combiner(Proposer, Protocol):
+    """A proposer made of others; at most one of them answers a row."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may name as its method."""

@@ -75,6 +75,25 @@ class Tokenizer:
         # The template has written every special token itself.
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of `text` and nothing around it."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """What `encode` puts before and after a text."""
+        inner, whole = self.encode_plain("a"), self.encode("a")
+        for start in range(len(whole) - len(inner) + 1):
+            if whole[start : start + len(inner)] == inner:
+                return whole[:start], whole[start + len(inner) :]
+        return [], []
+
+    @property
+    def specials(self) -> dict[int, str]:
+        """Tokens that `decode` leaves out, by id."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids` without special tokens; bytes that are no character become U+FFFD."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
@@ -100,6 +119,10 @@ class Tokenizer:
                 f"the tokenizer has id {largest} ({token!r}), but the model only knows ids below {vocab_size}: "
                 "they do not belong together"
             )
+
+    def same_as(self, other: Tokenizer) -> bool:
+        """Whether each token has the same id in both."""
+        return bool(self._backend.get_vocab(with_added_tokens=True) == other._backend.get_vocab(with_added_tokens=True))
 
     def check_same(self, other: Tokenizer) -> None:
         """Refuse `other` (a draft model's) unless each token has the same id in both.
@@ -129,6 +152,11 @@ class TextStream:
         self._context = list(prompt_ids[-6:])  # enough to hold one character and one word
         self._shown = tokenizer.decode(self._context)
         self._pending: list[int] = []
+
+    @property
+    def whole(self) -> bool:
+        """True when nothing is held back."""
+        return not self._pending
 
     def step(self, token: int) -> str:
         """Text that `token` makes ready to be shown; often of that token, sometimes none or more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,9 +106,23 @@ def test_cache_smaller_than_two_blocks(tiny_llama: Path) -> None:
 
 
 def test_draft_of_another_vocabulary(tiny_llama: Path, tmp_path: Path) -> None:
-    other = make_tiny(tmp_path / "other", vocab_size=512)
-    with pytest.raises(TokenizerMismatch, match="vocabulary"):
+    other = make_tiny(tmp_path / "other")
+    renamed = json.loads((other / "tokenizer.json").read_text())
+    renamed["model"]["vocab"] = {{"the": "eht"}.get(key, key): value for key, value in renamed["model"]["vocab"].items()}
+    renamed["model"]["merges"] = []
+    (other / "tokenizer.json").write_text(json.dumps(renamed))
+    with pytest.raises(TokenizerMismatch, match="vocabularies"):
         made(tiny_llama, ModelDraft(kind="model", model=str(other)))
+
+
+@pytest.mark.parametrize("padded", [320, 512])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_may_be_padded_otherwise(tiny_llama: Path, tmp_path: Path, padded: int, temperature: float) -> None:
+    """One tokenizer, and more ids on one side: they are never drafted, and never fed to a model without them."""
+    wide = make_tiny(tmp_path / "wide", vocab_size=padded)
+    for target, draft in ((tiny_llama, wide), (wide, tiny_llama)):
+        drafted = made(target, ModelDraft(kind="model", model=str(draft)))
+        assert answer(drafted, temperature) == answer(made(target), temperature)
 
 
 def test_draft_model_of_its_own(tiny_llama: Path, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:

@@ -73,6 +73,30 @@ def test_frozen() -> None:
 # What is refused, and in which words
 
 
+LAYER_PICKS = [
+    ([3, 1], (3, 1)),
+    ({"first": 2, "last": 1}, (0, 1, 9)),
+    ({"last": 2}, (8, 9)),
+    ({"every": 4}, (0, 4, 8)),
+]
+
+
+@pytest.mark.parametrize(("said", "kept"), LAYER_PICKS)
+def test_layers_may_be_listed_or_counted(said: object, kept: tuple[int, ...]) -> None:
+    draft = parse({"drafts": [{"kind": "model", "layers": said}]}).drafts[0]
+    assert isinstance(draft, ModelDraft)
+    assert draft.layers is not None
+    assert draft.layers.of(10) == kept
+
+
+def test_a_pick_that_leaves_nothing_out_is_refused() -> None:
+    draft = parse({"drafts": [{"kind": "model", "layers": {"first": 2, "last": 2}}]}).drafts[0]
+    assert isinstance(draft, ModelDraft)
+    assert draft.layers is not None
+    with pytest.raises(ConfigError, match="leave out none of 4"):
+        draft.layers.of(4)
+
+
 @pytest.mark.parametrize(
     ("raw", "line"),
     [
@@ -95,14 +119,14 @@ def test_frozen() -> None:
         ),
         (
             {"drafts": [{"kind": "ngrm"}]},
-            "drafts.0.kind: unknown kind 'ngrm'; did you mean ngram? kinds: ngram, suffix, model",
+            "drafts.0.kind: unknown kind 'ngrm'; did you mean ngram? kinds: ngram, suffix, recycling, model",
         ),
-        ({"drafts": [{"kind": "oracle"}]}, "drafts.0.kind: unknown kind 'oracle'; kinds: ngram, suffix, model"),
-        ({"drafts": [{}]}, "drafts.0.kind: missing; kinds: ngram, suffix, model"),
+        ({"drafts": [{"kind": "oracle"}]}, "drafts.0.kind: unknown kind 'oracle'; kinds: ngram, suffix, recycling, model"),
+        ({"drafts": [{}]}, "drafts.0.kind: missing; kinds: ngram, suffix, recycling, model"),
         ({"drafts": {"kind": "ngram"}}, "drafts: must be a list, not {'kind': 'ngram'}"),
         ({"drafts": ["ngram"]}, "drafts.0: must be a mapping of keys to values, not 'ngram'"),
-        ({"drafts": [{"kind": "model", "layers": []}]}, "drafts.0.layers: must not be empty"),
-        ({"drafts": [{"kind": "model", "layers": [0, -1]}]}, "drafts.0.layers.1: input should be greater than"),
+        ({"drafts": [{"kind": "model", "layers": []}]}, "drafts.0.layers.keep: must not be empty"),
+        ({"drafts": [{"kind": "model", "layers": [0, -1]}]}, "drafts.0.layers.keep.1: input should be greater than"),
         ({"target": 3}, "target: must be a mapping of keys to values, not 3"),
         ({"knobs": {"k": -1}}, "knobs.k: input should be greater than or equal to 0, not -1"),
         ({"knobs": {"k": True}}, "knobs.k: input should be a valid integer, not True"),
@@ -132,6 +156,12 @@ def test_not_a_mapping(raw: object) -> None:
             {"drafts": [{"kind": "ngram", "min_match": 5, "max_match": 4}]},
             "drafts.0: min_match=5 must be at most max_match=4",
         ),
+        ({"drafts": [{"kind": "model", "layers": {}}]}, "drafts.0.layers: layers must be a list, or say first"),
+        ({"drafts": [{"kind": "model", "layers": {"every": 2, "last": 1}}]}, "drafts.0.layers: layers must be a list"),
+        ({"drafts": [{"kind": "model", "layers": {"every": 1}}]}, "drafts.0.layers.every: input should be greater"),
+        ({"drafts": [{"kind": "translated"}]}, "drafts.0.model: field required"),
+        ({"drafts": [{"kind": "quantized", "bits": 2}]}, "drafts.0.bits: input should be 8 or 4"),
+        ({"drafts": [{"kind": "model", "model": "d", "max_tokens": 16}]}, "drafts.0.max_tokens: input should be less"),
         ({"drafts": [{"kind": "model"}]}, "drafts.0: a draft made from the target needs layers"),
         ({"knobs": {"k": 16, "token_budget": 16}}, "knobs: k=16 must be below token_budget=16"),
     ],
