@@ -22,6 +22,8 @@
 
 static const int PANEL = 32; // columns of one panel
 static const int CHUNK = 32; // rows of one unit of work
+static const int TALLEST = 12; // rows whose float sums fit in registers, two vectors each
+static const int DEEPEST = 96; // k of one run of float weights: this one and the next fit in 48 KiB beside A
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -81,10 +83,15 @@ static inline void tiles_configure() {}
 static inline void tiles_release() {}
 #endif
 
-template <int ROWS> static inline void product(const float *a, int64_t depth, const float *w, float *c) {
-    v16 acc[ROWS][2] = {};
-    for (int64_t k = 0; k < depth; ++k) {
+// Adds a [ROWS][count] times w [count][PANEL] to c; a's rows are `depth` apart. `ahead` is read soon.
+template <int ROWS>
+static inline void product(const float *a, int64_t depth, const float *w, int64_t count, float *c, const float *ahead) {
+    v16 acc[ROWS][2];
+    for (int i = 0; i < ROWS; ++i) acc[i][0] = load(c + i * PANEL), acc[i][1] = load(c + i * PANEL + 16);
+    for (int64_t k = 0; k < count; ++k) {
         v16 w0 = load(w + k * PANEL), w1 = load(w + k * PANEL + 16);
+        __builtin_prefetch(ahead + k * PANEL);
+        __builtin_prefetch(ahead + k * PANEL + 16);
         for (int i = 0; i < ROWS; ++i) {
             v16 x = splat(a[i * depth + k]);
             acc[i][0] += x * w0;
@@ -120,15 +127,33 @@ template <int ROWS> static inline void product(const bf16 *a, int64_t depth, con
     for (int i = 0; i < ROWS; ++i) store(c + i * PANEL, acc[i][0]), store(c + i * PANEL + 16, acc[i][1]);
 }
 
-// One panel times up to CHUNK rows of A, into c [CHUNK][PANEL].
-template <class T> static inline void strip(const T *a, int64_t rows, int64_t depth, const T *w, float *c) {
+template <int ROWS>
+static inline void products(const float *a, int64_t rows, int64_t depth, const float *w, int64_t count, float *c, const float *ahead) {
+    if (rows == ROWS) return product<ROWS>(a, depth, w, count, c, ahead);
+    if constexpr (ROWS > 1) products<ROWS - 1>(a, rows, depth, w, count, c, ahead);
+}
+
+// One panel times up to CHUNK rows of A, into c [CHUNK][PANEL]. The weights are taken in runs that
+// stay in the nearest cache while all rows pass over them; sums go on in the same order across runs.
+static inline void strip(const float *a, int64_t rows, int64_t depth, const float *w, float *c) {
+    memset(c, 0, rows * PANEL * sizeof(float));
+    const int64_t passes = (rows + TALLEST - 1) / TALLEST, tall = (rows + passes - 1) / passes;
+    for (int64_t k = 0; k < depth; k += DEEPEST) {
+        const int64_t count = depth - k < DEEPEST ? depth - k : DEEPEST;
+        for (int64_t i = 0; i < rows; i += tall)
+            products<TALLEST>(a + i * depth + k, rows - i < tall ? rows - i : tall, depth, w + k * PANEL, count, c + i * PANEL,
+                              w + (k + count) * PANEL);
+    }
+}
+
+// The same for bfloat16.
+static inline void strip(const bf16 *a, int64_t rows, int64_t depth, const bf16 *w, float *c) {
 #ifdef __AMX_BF16__
-    if constexpr (sizeof(T) == 2)
-        if (tiles_granted()) {
-            if (rows > 16) tiles_product<2>(a, depth, w, c);
-            else tiles_product<1>(a, depth, w, c);
-            return;
-        }
+    if (tiles_granted()) {
+        if (rows > 16) tiles_product<2>(a, depth, w, c);
+        else tiles_product<1>(a, depth, w, c);
+        return;
+    }
 #endif
     int64_t i = 0;
     for (; i + 8 <= rows; i += 8) product<8>(a + i * depth, depth, w, c + i * PANEL);
