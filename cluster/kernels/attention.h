@@ -4,8 +4,11 @@
 // Refuses to know: where queries come from.
 //
 // Keys are taken in runs of at most 32 tokens that never cross a page, always from the same
-// boundaries, so a query's result depends on its own row alone: not on other rows, and not on how
-// many tokens of its row are computed in the same step.
+// boundaries; the runs of each SPAN positions make a softmax of their own, and those are merged in
+// the order of positions. Spans may therefore be given to different threads, which is how a single
+// long row keeps all of them busy, and a query's result still depends on its own row alone: not on
+// other rows, not on the number of threads, and not on how many tokens of its row are computed in
+// the same step.
 #pragma once
 
 #include "gemm.h"
@@ -23,13 +26,24 @@ struct Paged {
 };
 
 static const int RUN = 32;    // tokens taken at once
+static const int SPAN = 256;  // positions of one softmax
 static const int TILE = 32;   // queries x group of one unit of work, at most
 static const int WIDEST = 256; // largest head dimension
+static const int MOST_SHARES = 1024; // of one layer's attention between threads: bounds the room they take
+
+// A softmax on its way: total and sums are relative to exp(highest).
+struct Partial {
+    float *sums, *highest, *total; // [queries][dim padded to 16], [queries], [queries]
+
+    Partial(float *room, int64_t padded) : sums(room), highest(room + TILE * padded), total(highest + TILE) {}
+    static int64_t floats(int64_t padded) { return TILE * (padded + 2); }
+};
 
 struct Scratch {
-    alignas(64) float queries[TILE * WIDEST], sums[TILE * WIDEST], keys[WIDEST * RUN], values[RUN * WIDEST];
+    alignas(64) float queries[TILE * WIDEST], keys[WIDEST * RUN], values[RUN * WIDEST];
     alignas(64) float weights[TILE * RUN];
-    float highest[TILE], total[TILE], fade[TILE];
+    float fade[TILE];
+    alignas(64) float span[TILE * (WIDEST + 2)], all[TILE * (WIDEST + 2)];
 };
 
 // keys [count][dim] -> out [dim][RUN] in float32; lanes past count are zero.
@@ -121,62 +135,149 @@ static inline void soften(float *w, int64_t lo, int64_t hi, float scaling, float
     highest = top;
 }
 
-// queries(token, head, out): the query in float32, dim values. emit(token, head, sums, factor).
-template <class T, class Queries, class Emit>
-static void attend_tile(const Paged &p, int64_t row, int64_t head, int64_t begin, int64_t end, Scratch &s, Queries queries, Emit emit) {
-    const int64_t group = p.group, dim = p.dim, padded = round_up(dim, 16), m = (end - begin) * group;
-    const int64_t origin = p.firsts[row] - p.starts[row]; // token index + origin = position
-    for (int64_t i = 0; i < m; ++i) {
-        const int64_t query_head = head * group + i % group;
-        queries(begin + i / group, query_head, s.queries + i * padded);
-        s.highest[i] = p.sinks ? p.sinks[query_head] : -__builtin_inff();
-        s.total[i] = p.sinks ? 1 : 0;
-        memset(s.sums + i * padded, 0, padded * sizeof(float));
-    }
-    const int64_t known = end + origin; // keys past the last query of the tile are not needed
-    int64_t from = p.window ? begin + origin - p.window + 1 : 0;
-    from = from < 0 ? 0 : from;
-    const int64_t page_bytes = p.block_tokens * dim * sizeof(T);
-    for (int64_t base = from / p.block_tokens * p.block_tokens, count; base < known; base += count) {
-        const int64_t offset = base % p.block_tokens;
-        count = p.block_tokens - offset < RUN ? p.block_tokens - offset : RUN;
-        if (known - base < count) count = known - base;
-        const char *page = p.pages + p.tables[row * p.width + base / p.block_tokens] * p.block_bytes + head * page_bytes;
-        transpose_keys((const T *)page + offset * dim, count, dim, s.keys);
-        spread_values((const T *)(page + p.heads * page_bytes) + offset * dim, count, dim, padded, s.values);
-        for (int64_t i = 0; i < m; i += 4) {
-            const float *q = s.queries + i * padded;
-            float *w = s.weights + i * RUN, *sums = s.sums + i * padded;
-            const int64_t rows = m - i < 4 ? m - i : 4;
-            if (rows == 4) scores<4>(q, padded, dim, s.keys, w);
-            else if (rows == 3) scores<3>(q, padded, dim, s.keys, w);
-            else if (rows == 2) scores<2>(q, padded, dim, s.keys, w);
-            else scores<1>(q, padded, dim, s.keys, w);
-            for (int64_t j = 0; j < rows; ++j) {
-                const int64_t at = begin + (i + j) / group + origin - base; // the query's position in this run
-                soften(w + j * RUN, p.window ? at - p.window + 1 : 0, at + 1 < count ? at + 1 : count, p.scaling, p.softcap,
-                       s.highest[i + j], s.total[i + j], s.fade[i + j]);
-            }
-            if (rows == 4) blend<4>(w, s.fade + i, s.values, count, padded, sums);
-            else if (rows == 3) blend<3>(w, s.fade + i, s.values, count, padded, sums);
-            else if (rows == 2) blend<2>(w, s.fade + i, s.values, count, padded, sums);
-            else blend<1>(w, s.fade + i, s.values, count, padded, sums);
-        }
-    }
-    for (int64_t i = 0; i < m; ++i)
-        emit(begin + i / group, head * group + i % group, s.sums + i * padded, 1.0f / s.total[i]);
+// Queries begin..end-1 of a row that are computed together, for the query heads of one kv head.
+struct Tile {
+    int64_t row, head, begin, end;
+};
+
+// queries(token, head, out): the query in float32, dim values.
+template <class Queries> static inline void take_queries(const Paged &p, const Tile &t, Scratch &s, Queries queries) {
+    const int64_t padded = round_up(p.dim, 16);
+    for (int64_t i = 0; i < (t.end - t.begin) * p.group; ++i)
+        queries(t.begin + i / p.group, t.head * p.group + i % p.group, s.queries + i * padded);
 }
 
+// One run of keys from position `base` on, for all queries of a tile.
+template <class T>
+static inline void attend_run(const Paged &p, const Tile &t, int64_t base, int64_t count, Scratch &s, const Partial &out) {
+    const int64_t dim = p.dim, padded = round_up(dim, 16), m = (t.end - t.begin) * p.group;
+    const int64_t page_bytes = p.block_tokens * dim * sizeof(T), offset = base % p.block_tokens;
+    const char *page = p.pages + p.tables[t.row * p.width + base / p.block_tokens] * p.block_bytes + t.head * page_bytes;
+    transpose_keys((const T *)page + offset * dim, count, dim, s.keys);
+    spread_values((const T *)(page + p.heads * page_bytes) + offset * dim, count, dim, padded, s.values);
+    const int64_t first = t.begin + p.firsts[t.row] - p.starts[t.row] - base; // the first query's position in this run
+    for (int64_t i = 0; i < m; i += 4) {
+        const float *q = s.queries + i * padded;
+        float *w = s.weights + i * RUN, *sums = out.sums + i * padded;
+        const int64_t rows = m - i < 4 ? m - i : 4;
+        if (rows == 4) scores<4>(q, padded, dim, s.keys, w);
+        else if (rows == 3) scores<3>(q, padded, dim, s.keys, w);
+        else if (rows == 2) scores<2>(q, padded, dim, s.keys, w);
+        else scores<1>(q, padded, dim, s.keys, w);
+        for (int64_t j = 0; j < rows; ++j) {
+            const int64_t at = first + (i + j) / p.group;
+            soften(w + j * RUN, p.window ? at - p.window + 1 : 0, at + 1 < count ? at + 1 : count, p.scaling, p.softcap,
+                   out.highest[i + j], out.total[i + j], s.fade[i + j]);
+        }
+        if (rows == 4) blend<4>(w, s.fade + i, s.values, count, padded, sums);
+        else if (rows == 3) blend<3>(w, s.fade + i, s.values, count, padded, sums);
+        else if (rows == 2) blend<2>(w, s.fade + i, s.values, count, padded, sums);
+        else blend<1>(w, s.fade + i, s.values, count, padded, sums);
+    }
+}
+
+// Positions a tile needs: from..known-1.
+static inline int64_t needed_from(const Paged &p, const Tile &t) {
+    const int64_t from = p.window ? t.begin + p.firsts[t.row] - p.starts[t.row] - p.window + 1 : 0;
+    return from < 0 ? 0 : from;
+}
+
+static inline int64_t known(const Paged &p, const Tile &t) { return t.end + p.firsts[t.row] - p.starts[t.row]; }
+
+// The softmax over the span-th SPAN positions; one that has seen nothing where the tile needs none of them.
+template <class T>
+static __attribute__((noinline)) void attend_span(const Paged &p, const Tile &t, int64_t span, Scratch &s, const Partial &out) {
+    const int64_t m = (t.end - t.begin) * p.group, from = needed_from(p, t) / p.block_tokens * p.block_tokens;
+    int64_t stop = (span + 1) * SPAN, base = span * SPAN;
+    stop = known(p, t) < stop ? known(p, t) : stop; // keys past the last query of the tile are not needed
+    base = from > base ? from : base;
+    for (int64_t i = 0; i < m; ++i) out.highest[i] = -__builtin_inff(), out.total[i] = 0;
+    if (base >= stop) return;
+    memset(out.sums, 0, m * round_up(p.dim, 16) * sizeof(float));
+    for (int64_t count; base < stop; base += count) {
+        const int64_t left = p.block_tokens - base % p.block_tokens;
+        count = left < RUN ? left : RUN;
+        if (stop - base < count) count = stop - base;
+        attend_run<T>(p, t, base, count, s, out);
+    }
+}
+
+// Not inlined, as is attend_span: whoever calls them, the same instructions give the same bits.
+static __attribute__((noinline)) void merge(int64_t padded, int64_t m, const Partial &span, const Partial &all) {
+    for (int64_t i = 0; i < m; ++i) {
+        if (span.highest[i] == -__builtin_inff()) continue; // this query sees nothing of the span
+        const float top = span.highest[i] > all.highest[i] ? span.highest[i] : all.highest[i];
+        const float before = vexp1(all.highest[i] - top), here = vexp1(span.highest[i] - top);
+        for (int64_t d = i * padded; d < (i + 1) * padded; d += 16)
+            store(all.sums + d, load(all.sums + d) * before + load(span.sums + d) * here);
+        all.total[i] = all.total[i] * before + span.total[i] * here;
+        all.highest[i] = top;
+    }
+}
+
+// Nothing seen yet but the sinks, which weigh in the total alone.
+static inline void start(const Paged &p, const Tile &t, const Partial &all) {
+    const int64_t m = (t.end - t.begin) * p.group;
+    memset(all.sums, 0, m * round_up(p.dim, 16) * sizeof(float));
+    for (int64_t i = 0; i < m; ++i) {
+        all.highest[i] = p.sinks ? p.sinks[t.head * p.group + i % p.group] : -__builtin_inff();
+        all.total[i] = p.sinks ? 1 : 0;
+    }
+}
+
+template <class Emit> static inline void finish(const Paged &p, const Tile &t, const Partial &all, Emit emit) {
+    for (int64_t i = 0; i < (t.end - t.begin) * p.group; ++i)
+        emit(t.begin + i / p.group, t.head * p.group + i % p.group, all.sums + i * round_up(p.dim, 16), 1.0f / all.total[i]);
+}
+
+// How a layer's attention is cut: tiles of every row for every kv head, and spans of positions.
+struct Cut {
+    int64_t step, tiles = 0, spans = 0; // queries a tile; tiles of all rows and heads; spans of the longest row
+
+    explicit Cut(const Paged &p) : step(TILE / p.group > 0 ? TILE / p.group : 1) {
+        for (int64_t r = 0; r < p.rows; ++r) {
+            const int64_t tokens = p.starts[r + 1] - p.starts[r], reach = (p.firsts[r] + tokens + SPAN - 1) / SPAN;
+            tiles += of_row(p, r) * p.heads;
+            if (reach > spans) spans = reach;
+        }
+    }
+
+    int64_t of_row(const Paged &p, int64_t row) const { return (p.starts[row + 1] - p.starts[row] + step - 1) / step; }
+
+    // How many spans are computed apart; 0: the tiles alone are enough for every thread.
+    int64_t shares() const { return spans > 1 && tiles * spans <= MOST_SHARES ? tiles * spans : 0; }
+
+    Tile at(const Paged &p, int64_t index) const {
+        int64_t tile = index / p.heads, row = 0;
+        for (; tile >= of_row(p, row); ++row) tile -= of_row(p, row);
+        const int64_t begin = p.starts[row] + tile * step, end = p.starts[row + 1];
+        return {row, index % p.heads, begin, begin + step < end ? begin + step : end};
+    }
+};
+
+// Floats the threads need together, beside their scratch.
+static inline int64_t shared_floats(const Paged &p) { return Cut(p).shares() * Partial::floats(round_up(p.dim, 16)); }
+
+// Two phases. emit(token, head, sums, factor). room: shared_floats(p).
 template <class T, class Queries, class Emit>
-static void attend(Crew &crew, const Paged &p, Scratch &s, Queries queries, Emit emit) {
-    const int64_t step = TILE / p.group > 0 ? TILE / p.group : 1;
-    int64_t tiles = 0;
-    for (int64_t r = 0; r < p.rows; ++r) tiles += (p.starts[r + 1] - p.starts[r] + step - 1) / step;
-    crew.share(tiles * p.heads, [&](int64_t unit) {
-        int64_t tile = unit / p.heads, row = 0, mine;
-        while (tile >= (mine = (p.starts[row + 1] - p.starts[row] + step - 1) / step)) tile -= mine, ++row;
-        const int64_t begin = p.starts[row] + tile * step;
-        const int64_t end = begin + step < p.starts[row + 1] ? begin + step : p.starts[row + 1];
-        attend_tile<T>(p, row, unit % p.heads, begin, end, s, queries, emit);
+static void attend(Crew &crew, const Paged &p, Scratch &s, float *room, Queries queries, Emit emit) {
+    const Cut cut(p);
+    const int64_t padded = round_up(p.dim, 16), apart = cut.shares();
+    crew.share(apart, [&](int64_t unit) {
+        const Tile tile = cut.at(p, unit / cut.spans);
+        take_queries(p, tile, s, queries);
+        attend_span<T>(p, tile, unit % cut.spans, s, Partial(room + unit * Partial::floats(padded), padded));
+    });
+    crew.share(cut.tiles, [&](int64_t unit) {
+        const Tile tile = cut.at(p, unit);
+        const int64_t m = (tile.end - tile.begin) * p.group;
+        const Partial here(s.span, padded), all(s.all, padded);
+        start(p, tile, all);
+        if (!apart) take_queries(p, tile, s, queries);
+        for (int64_t span = needed_from(p, tile) / SPAN; span * SPAN < known(p, tile); ++span) {
+            if (!apart) attend_span<T>(p, tile, span, s, here);
+            merge(padded, m, apart ? Partial(room + (unit * cut.spans + span) * Partial::floats(padded), padded) : here, all);
+        }
+        finish(p, tile, all, emit);
     });
 }

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "noise.h"
 
+#include <memory>
 #include <vector>
 
 struct Linear {
@@ -104,7 +105,8 @@ template <class T> static inline void place_token(const Step &s, const Layer &l,
     }
 }
 
-template <class T> static void attention_half(Crew &crew, const Step &s, const Layer &l, const Paged &p, Scratch &scratch) {
+template <class T>
+static void attention_half(Crew &crew, const Step &s, const Layer &l, const Paged &p, Scratch &scratch, float *room) {
     T *normed = (T *)s.normed, *attended = (T *)s.attended;
     crew.share(s.num_tokens, [&](int64_t t) {
         rms_norm(s.stream + t * s.hidden, l.before, l.epsilon, s.hidden, normed + t * l.qkv.depth);
@@ -114,7 +116,7 @@ template <class T> static void attention_half(Crew &crew, const Step &s, const L
     });
     crew.share(s.num_tokens, [&](int64_t t) { place_token<T>(s, l, p, t); });
     attend<T>(
-        crew, p, scratch,
+        crew, p, scratch, room,
         [&](int64_t t, int64_t head, float *q) {
             memcpy(q, s.projected + t * l.qkv.columns + head * p.dim, p.dim * sizeof(float));
         },
@@ -141,7 +143,7 @@ template <class T> static void feed_forward_half(Crew &crew, const Step &s, cons
     });
 }
 
-template <class T> static void step(Crew &crew, const Step &s) {
+template <class T> static void step(Crew &crew, const Step &s, float *room) {
     static thread_local Scratch scratch;
     T *normed = (T *)s.normed;
     if (s.embedding)
@@ -153,7 +155,7 @@ template <class T> static void step(Crew &crew, const Step &s) {
     for (int64_t i = 0; i < s.num_layers; ++i, paged.pages += s.layer_bytes) {
         paged.scaling = s.layers[i].scaling;
         paged.window = s.layers[i].window;
-        attention_half<T>(crew, s, s.layers[i], paged, scratch);
+        attention_half<T>(crew, s, s.layers[i], paged, scratch, room);
         feed_forward_half<T>(crew, s, s.layers[i]);
     }
     crew.share(s.num_wanted, [&](int64_t r) {
@@ -175,10 +177,11 @@ static void project(Crew &crew, const Linear &l, const T *in, int64_t rows, int6
 }
 
 template <class T>
-static void attend_tensor(Crew &crew, const Paged &p, const T *queries, int64_t token_stride, int64_t head_stride, T *out) {
+static void attend_tensor(
+    Crew &crew, const Paged &p, float *room, const T *queries, int64_t token_stride, int64_t head_stride, T *out) {
     static thread_local Scratch scratch;
     attend<T>(
-        crew, p, scratch,
+        crew, p, scratch, room,
         [&](int64_t t, int64_t head, float *q) {
             for (int64_t d = 0; d < p.dim; ++d) q[d] = widen(queries[t * token_stride + head * head_stride + d]);
         },
@@ -200,23 +203,33 @@ template <class Work> static void run(int threads, int64_t phases, Work work) {
     }
 }
 
-#define FOR_BOTH_TYPES(name, phases, parameters, call)                                                                \
-    extern "C" void name##_float32 parameters { run(threads, phases, [&](Crew &crew) { typedef float T; call; }); }   \
-    extern "C" void name##_bfloat16 parameters { run(threads, phases, [&](Crew &crew) { typedef bf16 T; call; }); }
+// Room for what the threads of one call hand each other; uninitialised.
+static std::unique_ptr<float[]> room_of(int64_t floats) { return std::unique_ptr<float[]>(new float[floats]); }
 
-FOR_BOTH_TYPES(step, 9 * s->num_layers + 3, (int threads, const Step *s), step<T>(crew, *s))
+#define FOR_BOTH_TYPES(name, phases, floats, parameters, call)                                                        \
+    extern "C" void name##_float32 parameters {                                                                       \
+        auto room = room_of(floats);                                                                                  \
+        run(threads, phases, [&](Crew &crew) { typedef float T; call; });                                             \
+    }                                                                                                                 \
+    extern "C" void name##_bfloat16 parameters {                                                                      \
+        auto room = room_of(floats);                                                                                  \
+        run(threads, phases, [&](Crew &crew) { typedef bf16 T; call; });                                              \
+    }
 
-FOR_BOTH_TYPES(project, 2,
+FOR_BOTH_TYPES(step, 10 * s->num_layers + 3, shared_floats(s->paged), (int threads, const Step *s),
+    step<T>(crew, *s, room.get()))
+
+FOR_BOTH_TYPES(project, 2, 0,
     (int threads, const Linear *l, const void *in, int64_t rows, int64_t k, void *staged, void *out),
     (project<T, T>(crew, *l, (const T *)in, rows, k, (T *)staged, (T *)out)))
 
-FOR_BOTH_TYPES(project_wide, 2,
+FOR_BOTH_TYPES(project_wide, 2, 0,
     (int threads, const Linear *l, const void *in, int64_t rows, int64_t k, void *staged, float *out),
     (project<T, float>(crew, *l, (const T *)in, rows, k, (T *)staged, out)))
 
-FOR_BOTH_TYPES(attend, 1,
+FOR_BOTH_TYPES(attend, 2, shared_floats(*p),
     (int threads, const Paged *p, const void *queries, int64_t token_stride, int64_t head_stride, void *out),
-    attend_tensor<T>(crew, *p, (const T *)queries, token_stride, head_stride, (T *)out))
+    attend_tensor<T>(crew, *p, room.get(), (const T *)queries, token_stride, head_stride, (T *)out))
 
 extern "C" void pack_float32(const float *weight, int64_t rows, int64_t k, float *packed, int64_t group, int64_t stride, int64_t start) {
     pack(weight, rows, k, packed, group, stride, start);

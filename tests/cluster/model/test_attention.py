@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ ROWS = [(0, 1), (0, 37), (50, 5), (99, 1)]
 
 
 def scene(
-    shape: tuple[int, int, int], dtype: torch.dtype, block_tokens: int
+    shape: tuple[int, int, int], dtype: torch.dtype, block_tokens: int, spots: Sequence[tuple[int, int]] = ROWS
 ) -> tuple[Arena, list[PlanRow], torch.Tensor]:
     """An arena of NaN where only the rows' own past is written, the rows and their queries."""
     generator = torch.Generator().manual_seed(7)
@@ -32,7 +34,7 @@ def scene(
         arena.block(block).view(dtype).fill_(float("nan"))
     order = torch.randperm(BLOCKS, generator=generator).tolist()
     rows = []
-    for sequence, (first, count) in enumerate(ROWS):
+    for sequence, (first, count) in enumerate(spots):
         blocks = tuple(order.pop() for _ in range(-(-(first + count) // block_tokens)))
         rows.append(PlanRow(sequence, first, (0,) * count, blocks))
     past = ragged([PlanRow(row.sequence, 0, (0,) * row.end, row.blocks) for row in rows], block_tokens)
@@ -89,6 +91,42 @@ def test_a_row_is_bitwise_the_same_without_its_neighbours(
             alone = kernel.attend(arena, 1, ragged([single], 32), queries[at : at + 1], variant)
             assert torch.equal(alone[0], together[at])
             at += 1
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+#: Past one span of the kernel (256 positions): long rows beside short ones, chunks across its edge.
+LONG = [(700, 1), (250, 12), (3, 2), (511, 4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (None, True), (300, False), (40, True)])
+@pytest.mark.parametrize("block_tokens", [32, 48])
+def test_long_rows_are_split_without_a_trace(
+    kernel: CpuBackend, threads: None, dtype: torch.dtype, window: int | None, sinks: bool, block_tokens: int
+) -> None:
+    arena, rows, queries = scene((9, 3, 64), dtype, block_tokens, LONG)
+    variant = Variant(0.125, window, None, torch.linspace(-1, 1, 9) if sinks else None)
+    step = ragged(rows, block_tokens)
+    got = kernel.attend(arena, 1, step, queries, variant)
+    expected = PlainBackend().attend(arena, 1, step, queries, variant)
+    torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=0)
+    torch.set_num_threads(1 if torch.get_num_threads() > 1 else 3)
+    assert torch.equal(kernel.attend(arena, 1, step, queries, variant), got)
+    for at, row in [(0, rows[0]), (15, rows[3])]:
+        one = PlanRow(row.sequence, row.first, (0,), row.blocks)
+        alone = kernel.attend(arena, 1, ragged([one], block_tokens), queries[at : at + 1], variant)
+        assert torch.equal(alone[0], got[at])
+        # So many rows that each is computed in one piece.
+        crowd = kernel.attend(
+            arena, 1, ragged([one] * 120, block_tokens), queries[at : at + 1].repeat(120, 1, 1), variant
+        )
+        assert torch.equal(crowd, got[at].expand(120, -1, -1))
 
 
 @pytest.mark.parametrize("window", [None, 6])
