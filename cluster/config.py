@@ -28,9 +28,10 @@ from cluster.config_drafts import RecyclingDraft as RecyclingDraft
 from cluster.config_drafts import Seq2SeqDraft as Seq2SeqDraft
 from cluster.config_drafts import SuffixDraft as SuffixDraft
 from cluster.config_drafts import TranslatedDraft as TranslatedDraft
+from cluster.config_rules import ScheduledConfig, ThresholdConfig, TypicalConfig
 from cluster.errors import ConfigError
 from cluster.messages import Knobs
-from cluster.request import RuleName
+from cluster.request import FEWEST_RETRIES, MOST_RETRIES, RuleName
 
 #: The builder whose application, in a Serve config file, carries this configuration as its `args`.
 BUILDER = "deploy.app:build"
@@ -94,9 +95,23 @@ class KnobConfig(StrictModel):
     """What may change while running: give it under the deployment's `user_config`."""
 
     k: Whole = Field(5, ge=0, le=64, description="most draft tokens a row; 0 switches speculation off")
-    rule: RuleName = Field("coupled", description="how drafts are accepted: same tokens, or same law only")
+    rule: RuleName = Field(
+        "coupled",
+        description="how drafts are accepted: coupled gives the same tokens; ratio and block the same law; "
+        "threshold and typical are lossy",
+    )
     token_budget: Whole = Field(512, ge=16, description="most tokens a step computes; above k")
     adaptive: bool = Field(True, description="draft less for a sequence whose drafts keep failing")
+    threshold: ThresholdConfig = Field(
+        ScheduledConfig(kind="scheduled"), description="rule threshold: how its threshold moves"
+    )
+    typical: TypicalConfig = TypicalConfig()
+    max_retries: Whole = Field(
+        3,
+        ge=FEWEST_RETRIES,
+        le=MOST_RETRIES,
+        description="rounds without an accepted draft before a request's drafting pauses",
+    )
 
     @model_validator(mode="after")
     def _row_fits(self) -> Self:
@@ -105,7 +120,15 @@ class KnobConfig(StrictModel):
         return self
 
     def knobs(self) -> Knobs:
-        return Knobs(k=self.k, rule=self.rule, token_budget=self.token_budget, adaptive=self.adaptive)
+        return Knobs(
+            k=self.k,
+            rule=self.rule,
+            token_budget=self.token_budget,
+            adaptive=self.adaptive,
+            threshold=self.threshold.made(),
+            typical=self.typical.made(),
+            max_retries=self.max_retries,
+        )
 
 
 class EngineConfig(StrictModel):

@@ -88,6 +88,7 @@ class Engine:
         sequence = parts.scheduler.add(request)
         self._sequences[request.id] = sequence
         parts.judge.open(sequence, request)
+        parts.control.open(sequence, request.speculation.max_retries)
         parts.proposer.open(parts.scheduler.view(sequence, self.knobs))
 
     def abort(self, request_id: str) -> None:

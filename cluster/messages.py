@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from cluster.request import FinishReason, RuleName, Sampling
+from cluster.request import FinishReason, RuleName, Sampling, ScheduledThreshold, Threshold, Typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class Knobs:
     token_budget: int = 512  # most tokens one step computes, drafts included
     adaptive: bool = True  # let control lower k where drafts keep failing
     caps: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))  # k by sequence id
+    threshold: Threshold = ScheduledThreshold()
+    typical: Typical = Typical()
+    max_retries: int = 3  # fruitless rounds before a request's speculation pauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,9 @@ class PlanRow:
 
     tokens: ids at positions first, first + 1, ...; the last `drafts` of them are drafts.
     blocks: the sequence's block table, covering every position up to the last of `tokens`.
-    wants: how many trailing positions need logits: 0 for an unfinished prefill chunk, else
-    drafts + 1.
+    wants: how many trailing positions need logits: drafts + 1 where every known token is computed,
+    and `told` more before them.
+    told: how many of those are read for the log-probabilities of prompt tokens already known.
     """
 
     sequence: int
@@ -99,11 +103,17 @@ class PlanRow:
     drafts: int = 0
     wants: int = 0
     offer: Offer | None = None
+    told: int = 0
 
     @property
     def end(self) -> int:
         """One past the last position computed."""
         return self.first + len(self.tokens)
+
+    @property
+    def judged(self) -> int:
+        """Trailing positions that get a verdict: 0 for an unfinished prefill chunk, else drafts + 1."""
+        return self.wants - self.told
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,14 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Why one request cannot go on; `param` names the field that is to blame, where one is."""
+
+    message: str
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the target said about one row.
 
@@ -136,6 +154,7 @@ class Verdict:
     tokens: the tokens emitted, in order: the accepted drafts and, unless the answer ended inside
     them, one of the target's own.
     text: what may be shown now; text that could still become a stop string is held back.
+    rule, lossy: what judged it, and whether that rule may emit what the target alone would not.
     """
 
     sequence: int
@@ -144,6 +163,19 @@ class Verdict:
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+    rule: RuleName = "coupled"
+    lossy: bool = False
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCount:
+    """Drafts of one proposer for one request."""
+
+    source: str
+    drafted: int
+    accepted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +191,9 @@ class Statistics:
     accepted_by_position: tuple[int, ...] = ()
     drafted_by_position: tuple[int, ...] = ()
     preemptions: int = 0
+    by_source: tuple[SourceCount, ...] = ()  # in the order of their first draft
+    rule: RuleName = "coupled"  # of the last round
+    lossy: bool = False  # whether any round was judged by a lossy rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +206,5 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    fault: Fault | None = None

@@ -24,6 +24,7 @@ FOLDERS = {
     "cluster/draft": "who guesses the next tokens",
     "cluster/draft/suffix": "from how text went on before",
     "cluster/verify": "what the target says about the guesses",
+    "cluster/verify/rules": "one file a rule",
     "cluster/sched": "whose tokens are computed next",
     "cluster/control": "turns the knobs between steps",
     "cluster/parallel": "several devices",

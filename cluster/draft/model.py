@@ -24,7 +24,7 @@ from cluster.kv.cache import KVCache
 from cluster.messages import DraftLaw, Knobs, Offer, Plan, PlanRow, SequenceView, Verdict
 from cluster.model.runner import Runner
 from cluster.model.sample import Shape, draw, noise_key, shape_logits
-from cluster.request import Sampling
+from cluster.request import LAW_RULES, Sampling
 
 #: Stream of the draws by which drafts are sampled under `ratio`; the rules read others.
 DRAFT_STREAM = 4
@@ -65,7 +65,7 @@ class _Draft:
     @property
     def sampled(self) -> bool:
         """Whether the rule needs to know the law the tokens were drawn from."""
-        return self.view.rule != "coupled" and not self.sampling.greedy
+        return self.view.rule in LAW_RULES and not self.sampling.greedy
 
     @property
     def done(self) -> bool:

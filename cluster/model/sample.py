@@ -54,6 +54,15 @@ class Shape:
             tuple(0.0 if s.greedy else s.min_p for s in samplings),
         )
 
+    def at(self, places: Sequence[int]) -> Shape:
+        """The entries at these positions, in this order."""
+        return Shape(
+            tuple(self.temperature[n] for n in places),
+            tuple(self.top_k[n] for n in places),
+            tuple(self.top_p[n] for n in places),
+            tuple(self.min_p[n] for n in places),
+        )
+
     @property
     def greedy(self) -> bool:
         return not any(self.temperature)

@@ -234,7 +234,7 @@ class Scheduler:
             raise BrokenInvariant(f"sequence {sequence.id}: verdict {verdict} does not fit its row")
         sequence.tokens.extend(verdict.tokens)
         sequence.computed_len = row.end - row.drafts + verdict.accepted
-        sequence.tally.record(row.drafts, verdict.accepted)
+        sequence.tally.record(row, verdict)
         self._cache.commit(sequence.id, sequence.tokens, sequence.computed_len)
         if verdict.finish is not None:
             self._remove(sequence)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from cluster.messages import Knobs, SequenceView, Statistics
-from cluster.request import Request
+from cluster.messages import Knobs, PlanRow, SequenceView, SourceCount, Statistics, Verdict
+from cluster.request import Request, RuleName
 
 
 @dataclass(slots=True)
@@ -20,11 +20,21 @@ class Tally:
     preemptions: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    by_source: dict[str, SourceCount] = field(default_factory=dict)
+    rule: RuleName = "coupled"
+    lossy: bool = False
 
-    def record(self, drafted: int, accepted: int) -> None:
+    def record(self, row: PlanRow, verdict: Verdict) -> None:
+        drafted, accepted = row.drafts, verdict.accepted
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
+        self.rule = verdict.rule
+        self.lossy |= verdict.lossy
+        if row.offer is not None:
+            source = row.offer.source
+            before = self.by_source.get(source, SourceCount(source, 0, 0))
+            self.by_source[source] = SourceCount(source, before.drafted + drafted, before.accepted + accepted)
         while len(self.drafted_by_position) < drafted:
             self.drafted_by_position.append(0)
             self.accepted_by_position.append(0)
@@ -88,6 +98,9 @@ class Sequence:
             accepted_by_position=tuple(tally.accepted_by_position),
             drafted_by_position=tuple(tally.drafted_by_position),
             preemptions=tally.preemptions,
+            by_source=tuple(tally.by_source.values()),
+            rule=tally.rule,
+            lossy=tally.lossy,
         )
 
 

@@ -11,23 +11,29 @@ Legend of shape suffixes: N judged positions of a step, P those of one row, V vo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from cluster.errors import BrokenInvariant
-from cluster.messages import DraftLaw, Offer, Plan, PlanRow, TokenLogprob, Verdict
+from cluster.messages import DraftLaw, Fault, Offer, Plan, PlanRow, TokenLogprob, Verdict
 from cluster.model.runner import Flight
 from cluster.model.sample import Shape, draw, noise_key, probabilities, shape_logits
-from cluster.request import Request, RuleName, Sampling
+from cluster.request import Request, RuleName, Sampling, Speculation
 from cluster.text.stream import OpenStream
-from cluster.verify.accept import Ruling, coupled, ratio
-from cluster.verify.ending import Cut, Ending
-from cluster.verify.processors import History
+from cluster.verify.ending import Cut, Ending, end_ids
+from cluster.verify.processors import History, LogitsProcessor
+from cluster.verify.prompt import PromptLogprobs, logprobs_of
+from cluster.verify.rules.base import Facts, Ruling
+from cluster.verify.rules.registry import RULES
 
 _LAW_TOLERANCE = 1e-6
+
+#: Rounds of a request that a rule may look back on.
+_OUTCOMES_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -35,15 +41,18 @@ class _Case:
     """Check state of one sequence; `length` counts its known tokens, prompt included."""
 
     sampling: Sampling
-    rule: RuleName | None
+    speculation: Speculation
+    prompt_len: int
     length: int
     history: History
     ending: Ending
+    told: PromptLogprobs
+    outcomes: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRow:
-    """One row that wants logits: its plan, its rule, and where its positions lie among N."""
+    """One row that gets a verdict: its plan, its rule, and where its positions lie among N."""
 
     row: PlanRow
     rule: RuleName
@@ -56,27 +65,46 @@ class Laws:
     """What `rule` needs beside the logits, made on the CPU while the forward pass runs."""
 
     rows: tuple[JudgedRow, ...]
+    told: Mapping[int, range]  # by sequence: positions of the flight that are read for the prompt's log-probabilities
     shape: Shape  # one entry a judged position
     keys: tuple[int, ...]  # coupled noise, keyed (seed, position), one a judged position
+    own: tuple[int, ...]  # positions at which a rule reads the target's own draw
+    read: tuple[int, ...]  # positions at which a rule reads the law itself
+    read_shape: Shape  # of those
 
 
 class Judge:
     """Admits offers, prepares laws, rules on flights."""
 
-    def __init__(self, vocab_size: int, eos_ids: frozenset[int], open_stream: OpenStream | None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        open_stream: OpenStream | None,
+        plugged: Mapping[str, LogitsProcessor] | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
+        self._plugged = plugged or {}
         self._eos_ids = eos_ids
         self._open_stream = open_stream
         self._cases: dict[int, _Case] = {}
 
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """What a request may name as its logits processors."""
+        return tuple(self._plugged)
+
     def open(self, sequence: int, request: Request) -> None:
+        sampling = request.sampling
         stream = self._open_stream(request.prompt) if self._open_stream is not None else None
         self._cases[sequence] = _Case(
-            sampling=request.sampling,
-            rule=request.speculation.rule,
+            sampling=sampling,
+            speculation=request.speculation,
+            prompt_len=len(request.prompt),
             length=len(request.prompt),
-            history=History(request.prompt, request.sampling),
-            ending=Ending(request.sampling, self._eos_ids, stream),
+            history=History(request.prompt, sampling, end_ids(sampling, self._eos_ids), self._plugged),
+            ending=Ending(sampling, self._eos_ids, stream),
+            told=PromptLogprobs(request.prompt, sampling.prompt_logprobs),
         )
 
     def close(self, sequence: int) -> None:
@@ -99,20 +127,25 @@ class Judge:
         rows: list[JudgedRow] = []
         samplings: list[Sampling] = []
         keys: list[int] = []
+        told: dict[int, range] = {}
+        place = 0
         for row in plan.rows:
-            if not row.wants:
+            if row.told:
+                told[row.sequence] = range(place, place + row.told)
+            place += row.wants
+            if not row.judged:
                 continue
             case = self._cases[row.sequence]
             start = len(keys)
-            first = row.end - row.wants + 1  # position of the token drawn at the row's first judged slot
-            keys.extend(noise_key(case.sampling.seed, position) for position in range(first, first + row.wants))
-            samplings.extend([case.sampling] * row.wants)
-            rows.append(JudgedRow(row, case.rule or plan.knobs.rule, start, len(keys)))
-        return Laws(tuple(rows), Shape.of(samplings), tuple(keys))
+            first = row.end - row.judged + 1  # position of the token drawn at the row's first judged slot
+            keys.extend(noise_key(case.sampling.seed, position) for position in range(first, first + row.judged))
+            samplings.extend([case.sampling] * row.judged)
+            rows.append(JudgedRow(row, case.speculation.rule or plan.knobs.rule, start, len(keys)))
+        return self._laws(tuple(rows), told, Shape.of(samplings), tuple(keys))
 
     def rule(self, flight: Flight, laws: Laws) -> list[Verdict]:
-        """Verdicts in plan order, one for each row that wanted logits."""
-        raw_NV = flight.logits_NV
+        """Verdicts in plan order, one for each row that wanted one."""
+        raw_NV = self._tell(flight, laws)
         if raw_NV.shape != (len(laws.keys), self._vocab_size):
             raise BrokenInvariant(
                 f"logits of shape {tuple(raw_NV.shape)} for {len(laws.keys)} positions x {self._vocab_size} tokens"
@@ -120,14 +153,25 @@ class Judge:
         if not laws.rows:
             return []
         shaped_NV = shape_logits(self._process(raw_NV, laws), laws.shape)
-        asked = {judged.rule for judged in laws.rows}
-        own = draw(shaped_NV, laws.shape, laws.keys).tolist() if "coupled" in asked else []
-        chances_NV = probabilities(shaped_NV, laws.shape) if "ratio" in asked else shaped_NV
+        own = _draws(shaped_NV, laws)
+        read = _read(shaped_NV, laws)
         verdicts = []
         for judged in laws.rows:
-            ruling = self._ruling(judged, own, chances_NV, flight.plan.round)
-            verdicts.append(self._verdict(judged, ruling, raw_NV))
+            here = range(judged.start, judged.stop)
+            facts = self._facts(judged, flight.plan, tuple(own[n] for n in here if n in own), read.get(judged.start))
+            verdicts.append(self._verdict(judged, RULES[judged.rule].decide(facts), raw_NV))
         return verdicts
+
+    def _laws(
+        self, rows: tuple[JudgedRow, ...], told: Mapping[int, range], shape: Shape, keys: tuple[int, ...]
+    ) -> Laws:
+        """With which positions each kind of reading is needed at: nothing is computed that no rule reads."""
+        own = tuple(n for row in rows if RULES[row.rule].reads_own for n in range(row.start, row.stop))
+        readers = [row for row in rows if RULES[row.rule].reads_laws]
+        read = tuple(n for row in readers for n in range(row.start, row.stop))
+        warm = {n for row in readers if not RULES[row.rule].exact for n in range(row.start, row.stop)}
+        temperature = tuple(1.0 if t == 0 and n in warm else t for n, t in enumerate(shape.temperature))
+        return Laws(rows, told, shape, keys, own, read, replace(shape, temperature=temperature).at(read))
 
     def _sound(self, offer: Offer) -> bool:
         case = self._cases.get(offer.sequence)
@@ -145,8 +189,19 @@ class Judge:
         possible = all(law.probs[slot][law.ids[slot] == token].sum() > 0 for slot, token in enumerate(tokens))
         return in_range and possible and bool((law.probs >= 0).all()) and bool(sums.all())
 
+    def _tell(self, flight: Flight, laws: Laws) -> torch.Tensor:
+        """Note what a flight says of prompt tokens; returns the logits of the positions that are judged."""
+        if not laws.told:
+            return flight.logits_NV
+        firsts = {row.sequence: row.first for row in flight.plan.rows}
+        for sequence, places in laws.told.items():
+            rows = flight.logits_NV[places.start : places.stop]
+            self._cases[sequence].told.note(rows, firsts[sequence])
+        told = {place for places in laws.told.values() for place in places}
+        return _at(flight.logits_NV, [place for place in range(len(flight.logits_NV)) if place not in told])
+
     def _process(self, raw_NV: torch.Tensor, laws: Laws) -> torch.Tensor:
-        """Penalties and biases, in a copy when any applies: raw logits stay raw."""
+        """What processors make of the logits, in a copy when any applies: raw logits stay raw."""
         touched = [judged for judged in laws.rows if self._cases[judged.row.sequence].history.matters]
         if not touched:
             return raw_NV
@@ -156,23 +211,33 @@ class Judge:
             history.apply(logits_NV[judged.start : judged.stop], _drafts(judged.row))
         return logits_NV
 
-    def _ruling(self, judged: JudgedRow, own: list[int], chances_NV: torch.Tensor, round_: int) -> Ruling:
-        drafts = _drafts(judged.row)
-        here = slice(judged.start, judged.stop)
-        if judged.rule == "coupled":
-            return coupled(drafts, own[here])
-        law = judged.row.offer.law if judged.row.offer is not None else None
-        return ratio(drafts, chances_NV[here], law, self._cases[judged.row.sequence].sampling.seed, round_)
+    def _facts(self, judged: JudgedRow, plan: Plan, own: tuple[int, ...], target_PV: torch.Tensor | None) -> Facts:
+        case = self._cases[judged.row.sequence]
+        facts = Facts(
+            drafts=_drafts(judged.row),
+            own=own,
+            law=judged.row.offer.law if judged.row.offer is not None else None,
+            seed=case.sampling.seed,
+            round=plan.round,
+            emitted=case.length - case.prompt_len,
+            outcomes=case.outcomes,
+            threshold=case.speculation.threshold or plan.knobs.threshold,
+            typical=plan.knobs.typical,
+        )
+        return facts if target_PV is None else replace(facts, target_PV=target_PV)
 
     def _verdict(self, judged: JudgedRow, ruling: Ruling, raw_NV: torch.Tensor) -> Verdict:
         case = self._cases[judged.row.sequence]
-        cut: Cut = case.ending.cut(ruling.tokens)
-        tokens = ruling.tokens[: cut.kept]
+        emitted, fault = _unblocked(ruling.tokens, case.history.blocked)
+        cut: Cut = case.ending.cut(emitted)
+        tokens = emitted[: cut.kept]
         case.history.extend(tokens)
         case.length += len(tokens)
+        if judged.row.drafts:
+            case.outcomes.append((judged.row.drafts, ruling.accepted))
         wanted = case.sampling.logprobs
         logprobs = (
-            () if wanted is None else _logprobs(raw_NV[judged.start : judged.start + len(tokens)], tokens, wanted)
+            () if wanted is None else logprobs_of(raw_NV[judged.start : judged.start + len(tokens)], tokens, wanted)
         )
         return Verdict(
             sequence=judged.row.sequence,
@@ -180,7 +245,11 @@ class Judge:
             tokens=tokens,
             text=cut.text,
             logprobs=logprobs,
-            finish=cut.finish,
+            finish=cut.finish or (None if fault is None else "error"),
+            prompt_logprobs=case.told.take(),
+            fault=fault if cut.finish is None else None,
+            rule=judged.rule,
+            lossy=not RULES[judged.rule].exact,
         )
 
 
@@ -188,12 +257,35 @@ def _drafts(row: PlanRow) -> tuple[int, ...]:
     return row.tokens[len(row.tokens) - row.drafts :]
 
 
-def _logprobs(raw_PV: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[TokenLogprob, ...]:
-    """Raw log-softmax of emitted tokens, with the likeliest alternatives."""
-    logprobs_PV = torch.log_softmax(raw_PV.float(), dim=1)
-    chosen = logprobs_PV.gather(1, torch.tensor(tokens, device=raw_PV.device).unsqueeze(1)).squeeze(1).tolist()
-    values, indices = logprobs_PV.topk(min(alternatives, logprobs_PV.shape[1]), dim=1)
-    return tuple(
-        TokenLogprob(token, logprob, tuple(zip(ids, tops, strict=True)))
-        for token, logprob, ids, tops in zip(tokens, chosen, indices.tolist(), values.tolist(), strict=True)
-    )
+def _unblocked(tokens: tuple[int, ...], blocked: tuple[int, Fault] | None) -> tuple[tuple[int, ...], Fault | None]:
+    """The tokens before the first position that says nothing, and why, where the row got that far."""
+    if blocked is None or blocked[0] >= len(tokens):
+        return tokens, None
+    return tokens[: blocked[0]], blocked[1]
+
+
+def _draws(shaped_NV: torch.Tensor, laws: Laws) -> dict[int, int]:
+    """The target's own draw by position, where a rule reads it."""
+    if not laws.own:
+        return {}
+    rows = _at(shaped_NV, laws.own)
+    drawn = draw(rows, laws.shape.at(laws.own), [laws.keys[n] for n in laws.own]).tolist()
+    return dict(zip(laws.own, drawn, strict=True))
+
+
+def _read(shaped_NV: torch.Tensor, laws: Laws) -> dict[int, torch.Tensor]:
+    """Laws of each row whose rule reads them, float64 [P, V], by the row's first position."""
+    if not laws.read:
+        return {}
+    chances = probabilities(_at(shaped_NV, laws.read), laws.read_shape)
+    where = {n: place for place, n in enumerate(laws.read)}
+    return {
+        row.start: chances[where[row.start] : where[row.start] + row.stop - row.start]
+        for row in laws.rows
+        if row.start in where
+    }
+
+
+def _at(rows_NV: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """These rows, without a copy where they are all."""
+    return rows_NV if len(places) == len(rows_NV) else rows_NV[torch.tensor(places, device=rows_NV.device)]

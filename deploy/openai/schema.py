@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 
+from cluster.config_rules import FixedConfig, FollowingConfig, ScheduledConfig, ThresholdConfig
 from cluster.errors import RequestError
 from cluster.request import MAX_LOGPROBS, RuleName, Sampling, Speculation
 from deploy.asks import Ask, Conversation
@@ -46,12 +47,18 @@ class StreamOptions(_Strict):
 
 
 class SpeculationOptions(_Strict):
-    """Our extension: how to draft for this request. Speed only, never which tokens (with exact rules)."""
+    """Our extension: how to draft for this request. Speed only, unless the rule is lossy (threshold, typical)."""
 
     enabled: StrictBool = True
     k: StrictInt | None = None
     rule: RuleName | None = None
     method: str | None = None
+    threshold: ThresholdConfig | None = None
+    max_retries: StrictInt | None = None
+
+    def wish(self) -> Speculation:
+        threshold = None if self.threshold is None else self.threshold.made()
+        return Speculation(self.enabled, self.k, self.rule, self.method, threshold, self.max_retries)
 
 
 class TextPart(_Strict):
@@ -154,8 +161,7 @@ class Common(_Strict):
         )
 
     def drafting(self) -> Speculation:
-        wish = self.speculation
-        return Speculation() if wish is None else Speculation(wish.enabled, wish.k, wish.rule, wish.method)
+        return Speculation() if self.speculation is None else self.speculation.wish()
 
 
 class ChatBody(Common):
@@ -207,7 +213,10 @@ class TextBody(Common):
 #: Every name a location of an error may consist of.
 _FIELDS = frozenset(
     name
-    for model in (ChatBody, TextBody, Turn, TextPart, StreamOptions, SpeculationOptions)
+    for model in (
+        *(ChatBody, TextBody, Turn, TextPart, StreamOptions, SpeculationOptions),
+        *(FixedConfig, ScheduledConfig, FollowingConfig),
+    )
     for name in model.model_fields
 )
 

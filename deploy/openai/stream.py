@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from cluster.messages import Statistics
+from cluster.messages import SourceCount, Statistics
 from deploy.asks import Piece, Spelled
 
 Json = dict[str, Any]
@@ -158,8 +158,20 @@ def usage(statistics: Sequence[Statistics], per_prompt: int) -> Json:
             "accepted_by_position": _columns(s.accepted_by_position for s in statistics),
             "drafted_by_position": _columns(s.drafted_by_position for s in statistics),
             "preemptions": sum(s.preemptions for s in statistics),
+            "by_source": _sources(count for s in statistics for count in s.by_source),
+            "rule": ", ".join(dict.fromkeys(s.rule for s in statistics)),
+            "lossy": any(s.lossy for s in statistics),
         },
     }
+
+
+def _sources(counts: Iterable[SourceCount]) -> Json:
+    total: dict[str, dict[str, int]] = {}
+    for count in counts:
+        entry = total.setdefault(count.source, {"drafted": 0, "accepted": 0})
+        entry["drafted"] += count.drafted
+        entry["accepted"] += count.accepted
+    return total
 
 
 def _columns(rows: Iterable[Sequence[int]]) -> list[int]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from cluster.messages import Statistics
+from cluster.messages import SourceCount, Statistics
 from deploy.asks import Ask, Card, Piece, Spelled
 
 
@@ -35,7 +35,7 @@ class FakeBackend:
 
     def _piece(self, ask: Ask, i: int, letter: str, finish: Any) -> Piece:
         spelled = Spelled(ord(letter), letter, letter.encode(), -0.5, (Spelled(0, "z", b"z", -1.5),))
-        figures = Statistics(7, 3, i + 1, i + 1, 2 * i, i, (i,), (2 * i,))
+        figures = Statistics(7, 3, i + 1, i + 1, 2 * i, i, (i,), (2 * i,), by_source=(SourceCount("lookup", 2 * i, i),))
         return Piece(letter, (ord(letter),), (spelled,) if ask.sampling.logprobs is not None else (), finish, figures)
 
     async def card(self) -> Card:

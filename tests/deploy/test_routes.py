@@ -71,7 +71,7 @@ async def test_a_whole_chat(server: Server) -> None:
         "completion_tokens_details": {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 4},
         "outrider": {
             "drafted": 8, "accepted": 4, "rounds": 5, "accepted_by_position": [4], "drafted_by_position": [8],
-            "preemptions": 0,
+            "preemptions": 0, "by_source": {"lookup": {"drafted": 8, "accepted": 4}}, "rule": "coupled", "lossy": False,
         },
     }  # fmt: skip
 

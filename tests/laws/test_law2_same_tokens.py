@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.messages import Knobs
 from cluster.request import Request, Sampling
-from cluster.verify import judge
-from cluster.verify.accept import Ruling
+from cluster.verify.rules.base import Facts, Ruling
 from tests.fakes import FakeSetup, fake_engine, run
 from tests.laws.schedules import (
     LAWS,
@@ -26,8 +25,9 @@ from tests.laws.schedules import (
     proposers,
     setups,
 )
+from tests.rulings import plant
 
-thorough = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def check(setup: FakeSetup, name: str, asked: list[Request], starts: list[int]) -> None:
@@ -58,7 +58,7 @@ def test_any_proposer_in_any_batch_gives_the_tokens_of_none(
     check(setup, name, asked, starts)
 
 
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=40)
 @given(setups, proposer_names, batches(plain_samplings.map(lambda s: replace(s, temperature=0.0))), starts)
 def test_greedy_is_the_same_under_ratio(setup: FakeSetup, name: str, asked: list[Request], starts: list[int]) -> None:
     check(replace(setup, knobs=replace(setup.knobs, rule="ratio")), name, asked, starts)
@@ -92,12 +92,12 @@ def test_order_of_arrival_and_repetition_change_nothing() -> None:
 def test_a_draft_kept_unverified_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """lattice#243 (R6): were the first draft committed whatever the target says, this law would break."""
 
-    def trusting(drafts: tuple[int, ...], own: list[int]) -> Ruling:
-        return Ruling(1, (drafts[0], own[1])) if drafts else Ruling(0, (own[0],))
+    def trusting(facts: Facts) -> Ruling:
+        return Ruling(1, (facts.drafts[0], facts.own[1])) if facts.drafts else Ruling(0, (facts.own[0],))
 
     request = Request("r", (1, 2, 1, 2), Sampling(24, temperature=0.0, ignore_eos=True))
     setup = FakeSetup(vocab_size=VOCAB)
     twin = alone(request)
-    monkeypatch.setattr(judge, "coupled", trusting)
+    plant(monkeypatch, "coupled", trusting)
     told = run(fake_engine(setup, LAWS, PROPOSERS[name](setup, {})), [request])["r"]
     assert told.tokens != twin.tokens

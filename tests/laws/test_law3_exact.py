@@ -18,10 +18,12 @@ from cluster.draft.proposer import Proposer
 from cluster.messages import DraftLaw, Knobs, Offer, SequenceView, Verdict
 from cluster.model.sample import noise_key, uniform
 from cluster.request import Request, RuleName, Sampling
-from cluster.verify import accept, judge
-from cluster.verify.accept import ACCEPT_STREAM, RECOVER_STREAM, Ruling
+from cluster.verify import judge
+from cluster.verify.rules import base
+from cluster.verify.rules.base import ACCEPT_STREAM, RECOVER_STREAM, Facts, Ruling
 from tests.fakes import FakeSetup, Liar, OracleProposer, SampledProposer, draft_proposer, fake_engine, ngram, run
 from tests.laws.chi_square import LEAST_P, SPAN, ChainLaws, windows_p_value
+from tests.rulings import plant
 
 VOCAB = 4
 # Two tokens are likely after each, so that a rejected draft leaves a choice; the drafters' laws are flatter.
@@ -37,7 +39,7 @@ TEMPERATURE = 0.8
 ANSWER = 8 * SPAN
 PROMPT = 8  # digits to base VOCAB of the request's number, so that the oracle can tell requests apart
 FULL = 4_200  # answers; x ANSWER = 100,800 draws
-PLANTED = 1_000
+PLANTED = 400
 
 SETUP = FakeSetup(
     vocab_size=VOCAB,
@@ -125,7 +127,7 @@ def test_ratio_follows_the_law(name: str) -> None:
 def test_a_draw_read_twice_is_seen_under_ratio(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vllm#54282 (R1): the number that rejected the draft also picks its replacement."""
     proposers = PROPOSERS[name]()
-    monkeypatch.setattr(accept, "RECOVER_STREAM", ACCEPT_STREAM)
+    monkeypatch.setattr(base, "RECOVER_STREAM", ACCEPT_STREAM)
     assert p_value(answers("ratio", proposers, PLANTED)) < LEAST_P
 
 
@@ -147,11 +149,11 @@ def test_noise_shared_by_positions_is_seen_under_coupled(name: str, monkeypatch:
 def test_a_draft_kept_unverified_is_seen_under_coupled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """lattice#243 (R6): the first draft token is emitted whatever the target draws."""
 
-    def trusting(drafts: Sequence[int], own: Sequence[int]) -> Ruling:
-        return Ruling(1, (drafts[0], own[1])) if drafts else Ruling(0, (own[0],))
+    def trusting(facts: Facts) -> Ruling:
+        return Ruling(1, (facts.drafts[0], facts.own[1])) if facts.drafts else Ruling(0, (facts.own[0],))
 
     proposers = PROPOSERS[name]()
-    monkeypatch.setattr(judge, "coupled", trusting)
+    plant(monkeypatch, "coupled", trusting)
     assert p_value(answers("coupled", proposers, PLANTED)) < LEAST_P
 
 

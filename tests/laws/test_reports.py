@@ -12,10 +12,11 @@ from scipy.stats import chisquare
 from cluster.messages import DraftLaw, Knobs
 from cluster.model.sample import noise_key, uniform
 from cluster.request import Request, Sampling
-from cluster.verify.accept import RECOVER_STREAM, ratio
+from cluster.verify.rules.base import RECOVER_STREAM
 from tests.fakes import FakeSetup, HashedLaws, draft_proposer, fake_engine, ngram, run
 from tests.laws.chi_square import LEAST_P
 from tests.laws.schedules import LAWS, PROPOSERS, VOCAB, Driver, alone
+from tests.rulings import ratio
 
 
 @pytest.mark.parametrize(("stream", "exact"), [(77, True), (RECOVER_STREAM, False)])

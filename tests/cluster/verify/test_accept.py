@@ -10,7 +10,8 @@ import torch
 from scipy.stats import chisquare
 
 from cluster.messages import DraftLaw
-from cluster.verify.accept import Ruling, coupled, ratio
+from cluster.verify.rules.base import Ruling
+from tests.rulings import coupled, ratio
 
 LEAST_P = 1e-4
 
