@@ -8,13 +8,13 @@ Refuses to know: how the engine loads or runs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from cluster.model.quiet import quiet_transformers
 
@@ -51,12 +51,13 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
 FAMILIES = tuple(_FAMILIES)
 
 
-def make_tiny(directory: Path, family: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
+def make_tiny(directory: Path, family: str = "llama", *, seed: int = 0, words: bool = False, **overrides: Any) -> Path:
     """Save a random model of `family` and its tokenizer in `directory`; the same seed, the same bytes.
 
+    words: with the tokenizer of `make_word_tokenizer`.
     3 layers, width 64, 4 query and 2 key heads of 16, float32; `overrides` are configuration values.
     """
-    tokenizer = _tokenizer()
+    tokenizer = make_word_tokenizer() if words else _tokenizer()
     end = tokenizer.convert_tokens_to_ids(IM_END)
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
@@ -86,7 +87,11 @@ def make_tiny(directory: Path, family: str = "llama", *, seed: int = 0, **overri
 def _tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE: every text has ids, and characters outside ASCII are split over tokens."""
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in _MERGES]
-    bpe = models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=list(_MERGES))
+    return _byte_level(pieces, _MERGES)
+
+
+def _byte_level(pieces: list[str], merges: Sequence[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    bpe = models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=list(merges))
     backend = Tokenizer(bpe)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -96,3 +101,40 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def make_tiny_seq2seq(directory: Path, *, words: bool = False, seed: int = 0) -> Path:
+    """Save a random T5 in `directory`, 2 layers a side, float32; `words`: with the tokenizer of `make_word_tokenizer`."""
+    tokenizer = make_word_tokenizer() if words else _tokenizer()
+    end = tokenizer.convert_tokens_to_ids(IM_END)
+    config = AutoConfig.for_model(
+        "t5",
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=2,
+        initializer_factor=5.0,
+        tie_word_embeddings=False,
+        decoder_start_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        dropout_rate=0.0,
+    )
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def make_word_tokenizer() -> PreTrainedTokenizerFast:
+    """Another way to cut the same texts: byte-level too, other ids, some words whole and others not merged at all."""
+    merges = (
+        ("c", "a"), ("ca", "t"), ("Ġ", "cat"), ("o", "g"), ("d", "og"), ("Ġ", "dog"), ("h", "e"), ("t", "he"),
+        ("Ġ", "the"), ("n", "d"), ("a", "nd"), ("Ġ", "o"),
+    )  # fmt: skip
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True) + ["".join(pair) for pair in merges]
+    return _byte_level(pieces, merges)
