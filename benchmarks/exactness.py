@@ -1,5 +1,9 @@
 """Same tokens? Every proposer against none, none against transformers, alone against a batch.
 
+Against transformers in two ways: every answer is confirmed by one forward pass of the stock model over
+prompt and answer (each token must be the likeliest after those before it, which by induction makes the
+answer the one `generate` gives), and --stock of them also by `generate` itself.
+
 Float32. Two answers count as the same up to the first position whose two best tokens (noise
 included) lie closer than 1e-4 in the reference's float32 logits (law 0); such near-ties are
 listed with their gaps. Anything else is a failure and the exit code says so.
@@ -85,6 +89,22 @@ class Reference:
                 answers[prompt.name] = self._cut(row)
         return answers
 
+    def confirm(self, prompts: Sequence[Prompt], answers: dict[str, tuple[int, ...]]) -> list[Divergence]:
+        """Where a greedy answer is not the stock model's choice, given the tokens before."""
+        found = []
+        for prompt in prompts:
+            answer = answers[prompt.name]
+            ids = torch.tensor([[*prompt.ids, *answer[:-1]]])
+            with torch.inference_mode():
+                logits = self._module(input_ids=ids, logits_to_keep=len(answer)).logits[0].float()
+            best = logits.argmax(dim=1)
+            for position, (token, choice) in enumerate(zip(answer, best.tolist(), strict=True)):
+                if token != choice:
+                    gap = float(logits[position, choice] - logits[position, token])
+                    found.append(Divergence(prompt.name, position, gap))
+                    break
+        return found
+
     def gap(self, prompt: Prompt, before: Sequence[int], temperature: float, seed: int) -> float:
         """Distance between the two best tokens after `before`, noise included."""
         ids = [*prompt.ids, *before]
@@ -108,7 +128,9 @@ def compare(
     temperature: float,
 ) -> list[Divergence]:
     found = []
-    for seed, prompt in enumerate(prompts):
+    for seed, prompt in enumerate(prompts):  # the seed `requests` gave it
+        if prompt.name not in left or prompt.name not in right:
+            continue
         a, b = left[prompt.name], right[prompt.name]
         if a != b:
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -133,6 +155,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--count", type=int, default=None, help="prompts of each file; default all")
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--stock", type=int, default=40, help="how many prompts `generate` answers too")
+    parser.add_argument("--alone", type=int, default=60, help="how many prompts are also run alone")
     options = parser.parse_args()
     start = time.perf_counter()
     plain = assembly(options.model, (), options.batch)
@@ -145,18 +169,23 @@ def main() -> int:
     results: dict[str, object] = {"prompts": len(prompts)}
     good = True
 
-    def judge(label: str, divergences: list[Divergence], outcome: Outcome | None = None) -> None:
+    def judge(
+        label: str,
+        divergences: list[Divergence],
+        outcome: Outcome | None = None,
+        of: Sequence[Prompt] = prompts,
+    ) -> None:
         nonlocal good
-        good &= show(label, len(prompts), divergences, outcome)
+        good &= show(label, len(of), divergences, outcome)
         results[label] = [(d.prompt, d.position, d.gap) for d in divergences]
 
     base: dict[float, dict[str, tuple[int, ...]]] = {}
     for temperature in (0.0, 1.0):
         base[temperature] = run(plain.engine, requests(prompts, temperature, options.tokens)).tokens
-    judge(
-        "greedy, none against transformers generate",
-        compare(prompts, reference.generate(prompts, options.tokens), base[0.0], reference, 0.0),
-    )
+    judge("greedy, none confirmed by transformers", reference.confirm(prompts, base[0.0]))
+    some = prompts[:: max(1, len(prompts) // options.stock)]
+    generated = reference.generate(some, options.tokens)
+    judge("greedy, none against transformers generate", compare(some, generated, base[0.0], reference, 0.0), of=some)
     for name, drafts in PROPOSERS.items():
         if not drafts:
             continue
@@ -172,13 +201,14 @@ def main() -> int:
     for name, speculate in (("ngram", True), ("none", False)):
         alone = [
             replace(request, speculation=Speculation(enabled=speculate))
-            for request in requests(prompts, 1.0, options.tokens)
+            for request in requests(prompts, 1.0, options.tokens)[:: max(1, len(prompts) // options.alone)]
         ]
         outcome = run(solo.engine, alone)
         judge(
             f"temperature 1, {name} alone against none in a batch of {options.batch}",
             compare(prompts, base[1.0], outcome.tokens, reference, 1.0),
             outcome,
+            of=[prompt for prompt in prompts if prompt.name in outcome.tokens],
         )
     print(f"{time.perf_counter() - start:.0f} s")
     report("exactness", options.out, results)
