@@ -104,7 +104,7 @@ def _byte_level(pieces: list[str], merges: Sequence[tuple[str, str]]) -> PreTrai
 
 
 def make_tiny_seq2seq(directory: Path, *, words: bool = False, seed: int = 0) -> Path:
-    """Save a random T5 in `directory`, 2 layers a side, float32; `words`: with the tokenizer of `make_word_tokenizer`."""
+    """Save a random T5 in `directory`, 2 layers a side, float32; words: as for `make_tiny`."""
     tokenizer = make_word_tokenizer() if words else _tokenizer()
     end = tokenizer.convert_tokens_to_ids(IM_END)
     config = AutoConfig.for_model(

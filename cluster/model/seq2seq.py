@@ -57,7 +57,7 @@ class Seq2SeqModel:
         output = self._module(
             encoder_outputs=recall.encoded,
             decoder_input_ids=torch.tensor([tokens], device=self._module.device),
-            past_key_values=recall.cache,
+            cache=recall.cache,
             use_cache=True,
         )
         recall.length += len(tokens)

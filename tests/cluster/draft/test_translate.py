@@ -154,7 +154,7 @@ def test_special_tokens_are_shown_by_name_and_never_drafted(ours: Tokenizer, the
     assert shown.count(end) == 1
     state = made._states[0]
     assert end is not None
-    assert made._text(state, theirs.encode_plain(" the") + [end] + theirs.encode_plain(" cat")) == " the"
+    assert made._text(state, [*theirs.encode_plain(" the"), end, *theirs.encode_plain(" cat")]) == " the"
 
 
 def test_the_inner_proposer_starts_anew_only_where_shown_ids_changed(ours: Tokenizer, theirs: Tokenizer) -> None:
