@@ -7,12 +7,12 @@ Refuses to know: the step, Ray, HTTP.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config import EngineConfig, SchedulerConfig
 from cluster.config_drafts import (
     DraftConfig,
     DraftingConfig,
@@ -51,11 +51,17 @@ from cluster.model.load import load_model, locate, read_config
 from cluster.model.quantize import Bits, quantize_linears
 from cluster.model.seq2seq import load_seq2seq
 from cluster.model.torch_runner import TorchRunner, arena_for, block_bytes
+from cluster.sched.policy import ByPriority, Fair, Fcfs, Policy
 from cluster.sched.scheduler import Limits, Scheduler
 from cluster.text.tokenizer import Tokenizer
 from cluster.verify.judge import Judge
+from cluster.verify.plugged import load_processors
+from cluster.verify.processors import LogitsProcessor
 
 Progress = Callable[[str], None]
+
+#: Orders by the name they have in scheduler.policy.
+_POLICIES: Mapping[str, Callable[[], Policy]] = {"fcfs": Fcfs, "priority": ByPriority}
 
 
 def silent(message: str) -> None:
@@ -112,6 +118,7 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
     """
     threads = config.target.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
+    plugged = load_processors(config.processors)  # first: it costs nothing, and what it finds wrong is a typing slip
     files = locate(config.target.model, progress)
     tokenizer = _tokenizer(config, files)
     _compile(config, progress)
@@ -128,7 +135,7 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
         cache_bytes=blocks * block_bytes(target.info, block_tokens=config.cache.block_tokens),
         drafts=tuple(proposer.name for proposer in proposers),
     )
-    return Assembly(_engine(config, target, proposers, tokenizer), tokenizer, resolved)
+    return Assembly(_engine(config, target, proposers, tokenizer, plugged), tokenizer, resolved)
 
 
 def open_tokenizer(config: EngineConfig, progress: Progress = silent) -> Tokenizer:
@@ -153,14 +160,20 @@ def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer:
     return Tokenizer.load(files.directory if other is None else locate(other).directory)
 
 
-def _engine(config: EngineConfig, target: _Model, proposers: list[Proposer], tokenizer: Tokenizer) -> Engine:
+def _engine(
+    config: EngineConfig,
+    target: _Model,
+    proposers: list[Proposer],
+    tokenizer: Tokenizer,
+    plugged: Mapping[str, LogitsProcessor],
+) -> Engine:
     limits = Limits(config.scheduler.max_sequences, config.scheduler.max_waiting)
     return Engine(
         Parts(
             runner=target.runner,
             cache=target.cache,
-            scheduler=Scheduler(target.cache, limits),
-            judge=Judge(target.info.vocab_size, tokenizer.eos_ids, tokenizer.stream),
+            scheduler=Scheduler(target.cache, limits, _policy(config.scheduler)),
+            judge=Judge(target.info.vocab_size, tokenizer.eos_ids, tokenizer.stream, plugged),
             proposer=_combine(config, proposers),
             control=LengthControl(config.knobs.knobs()),
             max_context=target.max_context,
@@ -170,6 +183,11 @@ def _engine(config: EngineConfig, target: _Model, proposers: list[Proposer], tok
 
 def _combine(config: EngineConfig, proposers: list[Proposer]) -> Combiner:
     return ExpectedOffer(proposers) if config.blend == "expected" else FirstOffer(proposers)
+
+
+def _policy(config: SchedulerConfig) -> Policy:
+    policy = _POLICIES[config.policy]()
+    return Fair(policy) if config.fair else policy
 
 
 def _load(
@@ -247,7 +265,9 @@ def _suffix_proposer(draft: SuffixDraft) -> SuffixProposer:
 
 
 def _candidates(draft: DraftingConfig) -> Candidates:
-    return Candidates(draft.temperature, draft.top_k, draft.top_p, draft.max_tokens, draft.min_confidence, draft.confidence)
+    return Candidates(
+        draft.temperature, draft.top_k, draft.top_p, draft.max_tokens, draft.min_confidence, draft.confidence
+    )
 
 
 def _dtype(draft: ModelDraft | TranslatedDraft | Seq2SeqDraft, target: _Model) -> str:

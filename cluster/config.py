@@ -89,6 +89,11 @@ class SchedulerConfig(StrictModel):
 
     max_sequences: Whole = Field(64, ge=1, le=4096, description="most requests computed side by side")
     max_waiting: Whole = Field(256, ge=0, description="most requests waiting; one more is refused as overload")
+    policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="who starts first and who gives way: by arrival, or by the request's `priority`, lower first",
+    )
+    fair: bool = Field(False, description="among equals the caller (`user`) served least so far starts next")
 
 
 class KnobConfig(StrictModel):
@@ -143,6 +148,9 @@ class EngineConfig(StrictModel):
     )
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    processors: dict[str, str] = Field(
+        {}, description="logits processors a request may name: import paths, module:attribute, by name"
+    )
     knobs: KnobConfig = KnobConfig()
 
 

@@ -17,7 +17,7 @@ from cluster.errors import PromptTooLong, RequestError
 from cluster.kv.cache import KVCache
 from cluster.messages import Delta, Knobs
 from cluster.model.runner import Runner
-from cluster.request import Request
+from cluster.request import Request, Sampling
 from cluster.sched.scheduler import Scheduler
 from cluster.verify.judge import Judge
 
@@ -144,19 +144,34 @@ class Engine:
                 + ("" if parts.max_context <= held else " or raise cache.memory"),
                 "prompt",
             )
-        return replace(request, sampling=replace(request.sampling, max_tokens=min(room, request.sampling.max_tokens)))
+        return replace(request, sampling=_cut(request.sampling, room))
 
     def _check_tokens(self, request: Request) -> None:
         vocab = self._parts.runner.vocab_size
+        sampling = request.sampling
         fields = {
             "prompt": request.prompt,
-            "logit_bias": request.sampling.logit_bias,
-            "stop_ids": request.sampling.stop_ids,
+            "logit_bias": sampling.logit_bias,
+            "stop_ids": sampling.stop_ids,
+            "allowed_ids": sampling.allowed_ids or (),
+            "bad_ids": [token for sequence in sampling.bad_ids for token in sequence],
+            "think_end": sampling.think_end,
         }
         for param, tokens in fields.items():
             wrong = next((token for token in tokens if not 0 <= token < vocab), None)
             if wrong is not None:
                 raise RequestError(f"{param} has token id {wrong}; this model's ids are 0 to {vocab - 1}", param)
+        self._check_names(request)
+
+    def _check_names(self, request: Request) -> None:
+        plugged = self._parts.judge.processors
+        unknown = next((name for name in request.sampling.logits_processors if name not in plugged), None)
+        if unknown is not None:
+            raise RequestError(
+                f"logits_processors has {unknown!r}, which is not configured here; configured under processors: "
+                f"{', '.join(plugged) or 'none'}",
+                "logits_processors",
+            )
         method = request.speculation.method
         known = self._parts.proposer.names
         if method is not None and method not in known:
@@ -171,3 +186,9 @@ class Engine:
             self._parts.judge.close(sequence)
             self._parts.proposer.close(sequence)
             self._parts.control.forget([sequence])
+
+
+def _cut(sampling: Sampling, room: int) -> Sampling:
+    """As asked, within the room there is."""
+    longest = min(room, sampling.max_tokens)
+    return replace(sampling, max_tokens=longest, min_tokens=min(longest, sampling.min_tokens))

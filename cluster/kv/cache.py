@@ -44,23 +44,27 @@ class KVCache:
         """How many blocks cover `length` tokens."""
         return -(-length // self.block_tokens)
 
-    def fits(self, sequence_tokens: Sequence[int], salt: str, spare: int = 0) -> bool:
-        """Whether a new sequence of these tokens would find room now, leaving `spare` blocks."""
-        keys = self._match(sequence_tokens, root_key(self._context, salt))
+    def shares(self, length: int) -> bool:
+        """Whether two sequences with equal first `length` tokens can have blocks in common."""
+        return self._prefix and length > self.block_tokens
+
+    def fits(self, sequence_tokens: Sequence[int], salt: str, spare: int = 0, *, match: bool = True) -> bool:
+        """Whether a new sequence of these tokens would find room now, leaving `spare` blocks; `match` as in `open`."""
+        keys = self._match(sequence_tokens, root_key(self._context, salt)) if match else []
         found = [self._pool.find(key) for key in keys]
         revived = sum(1 for block in found if block is not None and self._pool.is_cached(block))
         fresh = self.blocks_for(len(sequence_tokens)) - len(keys)
         return fresh + revived + spare <= self._pool.available
 
-    def open(self, sequence: int, tokens: Sequence[int], salt: str) -> int:
-        """Start a table with the longest published prefix of `tokens`; returns its length.
+    def open(self, sequence: int, tokens: Sequence[int], salt: str, *, match: bool = True) -> int:
+        """Start a table with the longest published prefix of `tokens`, with none unless `match`; returns its length.
 
         Always shorter than `tokens`: the last token must be computed for its logits.
         """
         if sequence in self._tables:
             raise BrokenInvariant(f"sequence {sequence} already has a block table")
         root = root_key(self._context, salt)
-        keys = self._match(tokens, root)
+        keys = self._match(tokens, root) if match else []
         blocks = [block for key in keys if (block := self._pool.find(key)) is not None]
         for block in blocks:
             self._pool.share(block)

@@ -10,16 +10,16 @@ preemption are that one case. The scheduler is the only writer of sequences.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.errors import BrokenInvariant, Overloaded
 from cluster.kv.cache import KVCache
 from cluster.messages import Delta, Knobs, Offer, Plan, PlanRow, SequenceView, Verdict
 from cluster.request import Request
-from cluster.sched.sequence import Sequence, newest
+from cluster.sched.policy import Fcfs, Policy
+from cluster.sched.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class _Draftboard:
 
 
 class Scheduler:
-    """First come, first served; the newest sequence gives way when blocks run short."""
+    """`policy` says who starts first and who gives way when blocks run short."""
 
-    def __init__(self, cache: KVCache, limits: Limits) -> None:
+    def __init__(self, cache: KVCache, limits: Limits, policy: Policy | None = None) -> None:
         self._cache = cache
         self._limits = limits
-        self._waiting: deque[Sequence] = deque()
+        self._policy = policy or Fcfs()
+        self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._next_id = 0
         self._round = 0
@@ -67,7 +68,11 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, request: Request) -> int:
-        """Queue a request; returns its sequence id. Raises Overloaded when the queue is full."""
+        """Queue a request; returns its sequence id.
+
+        Raises RequestError when the policy cannot serve it, Overloaded when the queue is full.
+        """
+        self._policy.check(request)
         if len(self._waiting) >= self._limits.max_waiting + self._idle_places():
             raise Overloaded(
                 f"{len(self._waiting)} requests wait already (scheduler.max_waiting={self._limits.max_waiting})"
@@ -75,6 +80,7 @@ class Scheduler:
         sequence = Sequence(self._next_id, request, list(request.prompt))
         self._next_id += 1
         self._waiting.append(sequence)
+        self._policy.arrived(sequence)
         return sequence.id
 
     def abort(self, sequence_id: int) -> None:
@@ -96,7 +102,7 @@ class Scheduler:
         raise BrokenInvariant(f"sequence {sequence_id} is not live")
 
     def plan(self, offers: SequenceOf[Offer], knobs: Knobs) -> Plan:
-        """Rows for the next step, oldest sequences first, within knobs.token_budget."""
+        """Rows for the next step, most important sequences first, within knobs.token_budget."""
         self._round += 1
         board = _Draftboard({}, knobs.token_budget)
         by_sequence = {offer.sequence: offer for offer in offers}
@@ -113,10 +119,11 @@ class Scheduler:
         for row in plan.rows:
             sequence = live[row.sequence]
             verdict = ruled.get(row.sequence)
-            if (verdict is None) != (row.wants == 0):
+            if (verdict is None) != (row.judged == 0):
                 raise BrokenInvariant(f"sequence {row.sequence}: a verdict for every row that wants one, no other")
             if verdict is None:
                 sequence.computed_len = row.end
+                self._policy.served(sequence, len(row.tokens))
                 self._cache.commit(sequence.id, sequence.tokens, sequence.computed_len)
             else:
                 deltas.append(self._take(sequence, row, verdict))
@@ -140,15 +147,16 @@ class Scheduler:
         Drafts take what the known tokens behind them leave of the budget, and leave one for a
         request that could start: a guess for one sequence is never worth a step of another.
         """
-        ready = [sequence for sequence in self._running if sequence.pending == 1]
-        filling = [sequence for sequence in self._running if sequence.pending > 1]
+        order = sorted(self._running, key=self._policy.importance)
+        ready = [sequence for sequence in order if sequence.pending == 1]
+        filling = [sequence for sequence in order if sequence.pending > 1]
         before = len(self._running)
         later = sum(sequence.pending for sequence in self._running) + bool(self._waiting and self._idle_places())
         for sequence in (*ready, *filling):
             later -= sequence.pending
             if board.budget <= 0:
                 break
-            if sequence not in self._running:  # gave way to an older one in this very plan
+            if sequence not in self._running:  # gave way to a more important one in this very plan
                 continue
             row = self._row(sequence, offers.get(sequence.id), knobs, board.budget, later)
             if self._make_room(sequence, row, board):
@@ -165,18 +173,20 @@ class Scheduler:
         if offer is not None and sequence.pending == 1:
             drafts = offer.tokens[: max(0, min(sequence.view(knobs).k, budget - count - later))]
         complete = count == sequence.pending
+        told = max(0, min(first + count, sequence.untold) - first)
         return PlanRow(
             sequence=sequence.id,
             first=first,
             tokens=known + drafts,
             blocks=(),
             drafts=len(drafts),
-            wants=len(drafts) + 1 if complete else 0,
+            wants=told + (len(drafts) + 1 if complete else 0),
             offer=offer if drafts else None,
+            told=told,
         )
 
     def _make_room(self, sequence: Sequence, row: PlanRow, board: _Draftboard) -> bool:
-        """Reserve the row's blocks. Drafts go first, then newer sequences, then this one.
+        """Reserve the row's blocks. Drafts go first, then less important sequences, then this one.
 
         False: the drafts must be left out (blocks for the rest are reserved), or the sequence
         itself was preempted.
@@ -185,7 +195,7 @@ class Scheduler:
             return True
         needed = row.end - row.drafts
         while not self._cache.reserve(sequence.id, needed):
-            victim = newest(self._running)
+            victim = max(self._running, key=self._policy.importance)
             board.drop(victim.id)
             self._preempt(victim)
             if victim is sequence:
@@ -193,28 +203,47 @@ class Scheduler:
         return row.drafts == 0
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue; its tokens stay known and are recomputed later."""
+        """Back to the queue, where its place is by the policy; its tokens stay known and are recomputed later."""
         self._running.remove(sequence)
         self._cache.release(sequence.id)
         sequence.computed_len = 0
         sequence.tally.preemptions += 1
-        self._waiting.appendleft(sequence)
+        self._waiting.append(sequence)
 
     def _admit(self, board: _Draftboard) -> None:
         """Start waiting sequences in order while places, budget and blocks last."""
-        while self._waiting and board.budget > 0 and len(self._running) < self._limits.max_sequences:
-            sequence = self._waiting[0]
+        while board.budget > 0 and len(self._running) < self._limits.max_sequences:
+            sequence = min((s for s in self._waiting if not self._held(s)), key=self._policy.turn, default=None)
+            if sequence is None:
+                return
             spare = len(self._running)  # a block each for those already running to grow into
-            if not self._cache.fits(sequence.tokens, sequence.request.salt, spare):
+            if not self._fits(sequence, spare):
                 if self._running:
                     return
-                if not self._cache.fits(sequence.tokens, sequence.request.salt):
+                if not self._fits(sequence, 0):
                     raise BrokenInvariant(f"sequence {sequence.id} can never fit; submit should have refused it")
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             self._start(sequence, board)
 
+    def _held(self, sequence: Sequence) -> bool:
+        """Whether another of its group is computing the prompt whose blocks the two can share."""
+        request = sequence.request
+        if not request.group or sequence.untold or not self._cache.shares(sequence.prompt_len):
+            return False
+        return any(
+            other.request.group == request.group
+            and other.computed_len < other.prompt_len
+            and (other.request.prompt, other.request.salt) == (request.prompt, request.salt)
+            for other in self._running
+        )
+
+    def _fits(self, sequence: Sequence, spare: int) -> bool:
+        return self._cache.fits(sequence.tokens, sequence.request.salt, spare, match=not sequence.untold)
+
     def _start(self, sequence: Sequence, board: _Draftboard) -> None:
-        sequence.computed_len = self._cache.open(sequence.id, sequence.tokens, sequence.request.salt)
+        salt = sequence.request.salt
+        # Every position is computed where something is told of it.
+        sequence.computed_len = self._cache.open(sequence.id, sequence.tokens, salt, match=not sequence.untold)
         if not sequence.admitted_before:
             sequence.tally.cached_tokens = sequence.computed_len
             sequence.admitted_before = True
@@ -225,17 +254,17 @@ class Scheduler:
         board.add(self._with_table(row))
 
     def _with_table(self, row: PlanRow) -> PlanRow:
-        return PlanRow(
-            row.sequence, row.first, row.tokens, self._cache.table(row.sequence), row.drafts, row.wants, row.offer
-        )
+        return replace(row, blocks=self._cache.table(row.sequence))
 
     def _take(self, sequence: Sequence, row: PlanRow, verdict: Verdict) -> Delta:
-        if not verdict.tokens or verdict.accepted > row.drafts:
+        if not (verdict.tokens or verdict.fault) or verdict.accepted > row.drafts:
             raise BrokenInvariant(f"sequence {sequence.id}: verdict {verdict} does not fit its row")
         sequence.tokens.extend(verdict.tokens)
         sequence.computed_len = row.end - row.drafts + verdict.accepted
         sequence.tally.record(row, verdict)
-        self._cache.commit(sequence.id, sequence.tokens, sequence.computed_len)
+        self._policy.served(sequence, len(row.tokens) - row.drafts + len(verdict.tokens))
+        if verdict.tokens:
+            self._cache.commit(sequence.id, sequence.tokens, sequence.computed_len)
         if verdict.finish is not None:
             self._remove(sequence)
         return Delta(
@@ -245,6 +274,8 @@ class Scheduler:
             logprobs=verdict.logprobs,
             finish=verdict.finish,
             statistics=sequence.statistics(),
+            prompt_logprobs=verdict.prompt_logprobs,
+            fault=verdict.fault,
         )
 
     def _remove(self, sequence: Sequence) -> None:
@@ -252,9 +283,10 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
+        self._policy.left(sequence)
         self._cache.release(sequence.id)
 
 
 def _without_drafts(row: PlanRow) -> PlanRow:
     known = row.tokens[: len(row.tokens) - row.drafts]
-    return PlanRow(row.sequence, row.first, known, row.blocks, 0, min(row.wants, 1), None)
+    return replace(row, tokens=known, drafts=0, wants=row.wants - row.drafts, offer=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from cluster.messages import Knobs, PlanRow, SequenceView, SourceCount, Statistics, Verdict
@@ -64,6 +63,12 @@ class Sequence:
         return len(self.tokens) - self.computed_len
 
     @property
+    def untold(self) -> int:
+        """Leading positions whose logits say something of prompt tokens, while that is wanted and not yet reported."""
+        wanted = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.prompt_len
+        return self.prompt_len - 1 if wanted else 0
+
+    @property
     def room(self) -> int:
         """Tokens that may still be emitted."""
         return self.request.sampling.max_tokens - (len(self.tokens) - self.prompt_len)
@@ -102,8 +107,3 @@ class Sequence:
             rule=tally.rule,
             lossy=tally.lossy,
         )
-
-
-def newest(sequences: SequenceOf[Sequence]) -> Sequence:
-    """The sequence that arrived last: ids grow with arrival."""
-    return max(sequences, key=lambda sequence: sequence.id)

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 class StopStrings:
     """Releases text that can no longer become part of a stop string.
 
-    The earliest stop string to be completed ends the text; it is not shown itself.
+    The earliest stop string to be completed ends the text; it is shown itself only with `include`.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.stopped = False
 
@@ -30,8 +31,8 @@ class StopStrings:
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            _, at = min(found)  # the earliest end, as if the text came one character at a time
-            return self._release(at, keep=False)
+            end, at = min(found)  # the earliest end, as if the text came one character at a time
+            return self._release(end if self._include else at, keep=False)
         return self._release(len(self._held) - self._undecided())
 
     def finish(self) -> str:

@@ -23,14 +23,19 @@ class Cut:
     finish: FinishReason | None
 
 
+def end_ids(sampling: Sampling, eos_ids: frozenset[int]) -> frozenset[int]:
+    """Token ids that end an answer."""
+    return frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else eos_ids)
+
+
 class Ending:
     """Watches one answer. `stream` None: token ids only, stop strings cannot match."""
 
     def __init__(self, sampling: Sampling, eos_ids: frozenset[int], stream: TextStream | None) -> None:
         self._sampling = sampling
-        self._ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else eos_ids)
+        self._ends = end_ids(sampling, eos_ids)
         self._stream = stream
-        self._stops = StopStrings(sampling.stop)
+        self._stops = StopStrings(sampling.stop, include=sampling.include_stop)
         self._emitted = 0
 
     def cut(self, tokens: Sequence[int]) -> Cut:
@@ -47,10 +52,12 @@ class Ending:
         return Cut(len(tokens), "".join(shown), None)
 
     def _step(self, token: int, shown: list[str]) -> FinishReason | None:
-        if token in self._ends:
+        counts = self._emitted > self._sampling.min_tokens  # whether this token may end the answer
+        ends = counts and token in self._ends
+        if self._stream is not None and (not ends or self._sampling.include_stop):
+            piece = self._stream.step(token)
+            # Text of the first min_tokens tokens is no part of any stop string: what was shown stays shown.
+            shown.append(self._stops.push(piece) if counts else piece)
+        if ends or self._stops.stopped:
             return "stop"
-        if self._stream is not None:
-            shown.append(self._stops.push(self._stream.step(token)))
-            if self._stops.stopped:
-                return "stop"
         return "length" if self._emitted >= self._sampling.max_tokens else None

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from cluster.errors import BrokenInvariant
-from cluster.messages import DraftLaw, Fault, Offer, Plan, PlanRow, TokenLogprob, Verdict
+from cluster.messages import DraftLaw, Fault, Offer, Plan, PlanRow, Verdict
 from cluster.model.runner import Flight
 from cluster.model.sample import Shape, draw, noise_key, probabilities, shape_logits
 from cluster.request import Request, RuleName, Sampling, Speculation
@@ -288,4 +288,8 @@ def _read(shaped_NV: torch.Tensor, laws: Laws) -> dict[int, torch.Tensor]:
 
 def _at(rows_NV: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     """These rows, without a copy where they are all."""
-    return rows_NV if len(places) == len(rows_NV) else rows_NV[torch.tensor(places, device=rows_NV.device)]
+    return (
+        rows_NV
+        if len(places) == len(rows_NV)
+        else rows_NV[torch.tensor(places, dtype=torch.int64, device=rows_NV.device)]
+    )

@@ -1,59 +1,321 @@
-"""What shapes the target's logits from the tokens that came before: penalties and biases.
+"""What changes the target's logits given the tokens before a position: one class a wish, applied in one order.
 
-Knows: how one position's logits change given the tokens before that position.
-Refuses to know: drafts and acceptance; whoever calls says which tokens come before.
+Knows: how one position's logits change given what came before it.
+Refuses to know: drafts' quality and acceptance, temperature and cuts; raw log-probabilities are read elsewhere.
 
-Sources: repetition penalty arXiv 1909.05858 (prompt and answer); presence and frequency penalties
-as in the OpenAI API reference (answer only).
+A processor keeps no state of its own: it sees `Past`, the tokens before one position, and changes
+that position's logits. What holds one token at a time therefore holds inside a draft, after a
+preemption and on another machine. Adding one is a class with `of` and `apply`, named in `ORDER`.
+
+Legend of shape suffixes: P positions of one row, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol, Self
 
 import torch
 
+from cluster.messages import Fault
 from cluster.request import Sampling
+
+#: Plugged in by import path: (tokens before the position, prompt included; float32 [V]) -> float32 [V].
+#: A pure function: called once for each position, drafts included, in any order, more than once after a preemption.
+LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
+
+
+@dataclass(slots=True)
+class Past:
+    """The tokens before one position. Read it, do not write to it."""
+
+    prompt: tuple[int, ...]
+    answer: list[int] = field(default_factory=list)
+    counts: Counter[int] = field(default_factory=Counter)  # of `answer`
+
+    def push(self, token: int) -> None:
+        self.answer.append(token)
+        self.counts[token] += 1
+
+    def pop(self) -> None:
+        token = self.answer.pop()
+        self.counts[token] -= 1
+        if not self.counts[token]:
+            del self.counts[token]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What processors are made from. ends: ids that end the answer. plugged: processors by name."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    ends: frozenset[int] = frozenset()
+    plugged: Mapping[str, LogitsProcessor] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Processor(Protocol):
+    """One wish. `masks`: whether it may make tokens impossible."""
+
+    masks: bool
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        """The processor, or None where nothing was wished for."""
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        """Change one position's logits in place. Raises Failed."""
+
+
+class Failed(Exception):
+    """A processor cannot say what comes next: the request ends here."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class Repetition:
+    """Divides (or multiplies) the logits of tokens seen in prompt or answer. Source: arXiv 1909.05858."""
+
+    masks = False
+
+    def __init__(self, penalty: float, prompt: Sequence[int]) -> None:
+        self._penalty = penalty
+        self._prompt = frozenset(prompt)
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        penalty = setting.sampling.repetition_penalty
+        return None if penalty == 1.0 else cls(penalty, setting.prompt)
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        index = torch.tensor(sorted(self._prompt | past.counts.keys()), device=logits_V.device)
+        values = logits_V[index]
+        logits_V[index] = torch.where(values > 0, values / self._penalty, values * self._penalty)
+
+
+class Frequency:
+    """Subtracts once for tokens in the answer and again for each time. Source: the OpenAI API reference."""
+
+    masks = False
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence = presence
+        self._frequency = frequency
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        presence, frequency = setting.sampling.presence_penalty, setting.sampling.frequency_penalty
+        return cls(presence, frequency) if presence or frequency else None
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        if past.counts:
+            index = torch.tensor(list(past.counts.keys()), device=logits_V.device)
+            times = torch.tensor(list(past.counts.values()), dtype=logits_V.dtype, device=logits_V.device)
+            logits_V[index] -= self._presence + self._frequency * times
+
+
+class Bias:
+    """Adds a number to some logits."""
+
+    masks = False
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._index = torch.tensor(list(bias.keys()))
+        self._bias = torch.tensor(list(bias.values()))
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        return cls(setting.sampling.logit_bias) if setting.sampling.logit_bias else None
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:  # noqa: ARG002
+        logits_V[self._index.to(logits_V.device)] += self._bias.to(logits_V)
+
+
+class Plugged:
+    """Processors of whoever runs the server. What they get wrong ends the request that named them."""
+
+    masks = True
+
+    def __init__(self, functions: Mapping[str, LogitsProcessor]) -> None:
+        self._functions = functions
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        names = setting.sampling.logits_processors
+        return cls({name: setting.plugged[name] for name in names}) if names else None
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        tokens = (*past.prompt, *past.answer)
+        for name, function in self._functions.items():
+            logits_V.copy_(_called(name, function, tokens, logits_V))
+
+
+class Allowed:
+    """Only these tokens are possible."""
+
+    masks = True
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._index = torch.tensor(sorted(set(ids)))
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        ids = setting.sampling.allowed_ids
+        return None if ids is None else cls(ids)
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:  # noqa: ARG002
+        index = self._index.to(logits_V.device)
+        kept = logits_V[index]
+        logits_V.fill_(float("-inf"))
+        logits_V[index] = kept
+
+
+class Bad:
+    """Sequences that the answer never completes; those that begin in the prompt are not meant."""
+
+    masks = True
+
+    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        self._sequences = tuple((list(sequence[:-1]), sequence[-1]) for sequence in sequences)
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        return cls(setting.sampling.bad_ids) if setting.sampling.bad_ids else None
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        answer = past.answer
+        last = [end for begin, end in self._sequences if not begin or answer[-len(begin) :] == begin]
+        if last:
+            logits_V[last] = float("-inf")
+
+
+class NoEnd:
+    """No token that ends the answer before min_tokens others."""
+
+    masks = True
+
+    def __init__(self, min_tokens: int, ends: frozenset[int]) -> None:
+        self._min_tokens = min_tokens
+        self._ends = sorted(ends)
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        return cls(setting.sampling.min_tokens, setting.ends) if setting.sampling.min_tokens and setting.ends else None
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        if len(past.answer) < self._min_tokens:
+            logits_V[self._ends] = float("-inf")
+
+
+class Thinking:
+    """After a budget of tokens without the end mark, the end mark is all that is possible, whatever else was asked."""
+
+    masks = True
+
+    def __init__(self, budget: int, mark: tuple[int, ...]) -> None:
+        self._budget = budget
+        self._mark = mark
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        budget = setting.sampling.thinking_tokens
+        return None if budget is None else cls(budget, setting.sampling.think_end)
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        place = len(past.answer) - self._budget
+        if 0 <= place < len(self._mark) and not self._ended(past.answer):
+            logits_V.fill_(float("-inf"))
+            logits_V[self._mark[place]] = 0.0
+
+    def _ended(self, answer: Sequence[int]) -> bool:
+        """Whether the mark stands within the budget."""
+        mark = list(self._mark)
+        return any(answer[at : at + len(mark)] == mark for at in range(self._budget - len(mark) + 1))
+
+
+#: Every processor, in the order in which they apply: what forbids comes after what only weighs.
+ORDER: tuple[type[Processor], ...] = (Repetition, Frequency, Bias, Plugged, Allowed, Bad, NoEnd, Thinking)
 
 
 class History:
-    """Token counts of one sequence, kept only as far as its sampling needs them."""
+    """The past of one sequence and the processors that look at it; those not wished for cost nothing."""
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling) -> None:
-        self._sampling = sampling
-        self._seen = set(prompt) if sampling.repetition_penalty != 1.0 else set()
-        self._counts: Counter[int] = Counter()
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        ends: frozenset[int] = frozenset(),
+        plugged: Mapping[str, LogitsProcessor] = MappingProxyType({}),
+    ) -> None:
+        setting = Setting(tuple(prompt), sampling, ends, plugged)
+        made = [kind.of(setting) for kind in ORDER]
+        self._processors = [processor for processor in made if processor is not None]
+        self._masks = any(processor.masks for processor in self._processors)
+        self._past = Past(setting.prompt)
+        #: The first position of the last `apply` at which nothing can follow, and why.
+        self.blocked: tuple[int, Fault] | None = None
 
     @property
     def matters(self) -> bool:
-        return self._sampling.penalised or bool(self._sampling.logit_bias)
+        return bool(self._processors)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens were emitted."""
-        if self._sampling.penalised:
-            self._counts.update(tokens)
+        if self._processors:
+            for token in tokens:
+                self._past.push(token)
 
     def apply(self, logits_PV: torch.Tensor, drafts: Sequence[int]) -> None:
-        """Change the logits of P consecutive positions in place; drafts[:i] come before row i."""
-        counts = self._counts.copy()
-        for slot in range(logits_PV.shape[0]):
-            if slot:
-                counts[drafts[slot - 1]] += 1
-            self._apply_one(logits_PV[slot], counts)
+        """Change the logits of P consecutive positions in place; drafts[:i] come before row i.
 
-    def _apply_one(self, logits_V: torch.Tensor, counts: Counter[int]) -> None:
-        sampling = self._sampling
-        if sampling.repetition_penalty != 1.0 and (seen := self._seen | counts.keys()):
-            index = torch.tensor(sorted(seen), device=logits_V.device)
-            values = logits_V[index]
-            penalty = sampling.repetition_penalty
-            logits_V[index] = torch.where(values > 0, values / penalty, values * penalty)
-        if counts and (sampling.presence_penalty or sampling.frequency_penalty):
-            index = torch.tensor(list(counts.keys()), device=logits_V.device)
-            times = torch.tensor(list(counts.values()), dtype=logits_V.dtype, device=logits_V.device)
-            logits_V[index] -= sampling.presence_penalty + sampling.frequency_penalty * times
-        if sampling.logit_bias:
-            index = torch.tensor(list(sampling.logit_bias.keys()), device=logits_V.device)
-            bias = torch.tensor(list(sampling.logit_bias.values()), dtype=logits_V.dtype, device=logits_V.device)
-            logits_V[index] += bias
+        From the first position at which nothing can follow (`blocked`) on, every token is left
+        as likely as any other: those laws say nothing and must not be used.
+        """
+        self.blocked = None
+        pushed = 0
+        try:
+            for slot in range(logits_PV.shape[0]):
+                if slot:
+                    self._past.push(drafts[slot - 1])
+                    pushed += 1
+                self._apply_one(logits_PV[slot])
+        except Failed as failed:
+            self.blocked = (pushed, failed.fault)
+            logits_PV[pushed:] = 0.0
+        finally:
+            for _ in range(pushed):
+                self._past.pop()
+
+    def _apply_one(self, logits_V: torch.Tensor) -> None:
+        for processor in self._processors:
+            processor.apply(logits_V, self._past)
+        if self._masks and not bool(logits_V.max() > float("-inf")):
+            raise Failed(
+                Fault("no token is possible here: allowed tokens, forbidden ones and min_tokens leave none; relax one")
+            )
+
+
+def _called(name: str, function: LogitsProcessor, tokens: tuple[int, ...], logits_V: torch.Tensor) -> torch.Tensor:
+    """What a plugged-in processor makes of a copy of the logits. Raises Failed."""
+    try:
+        told: object = function(tokens, logits_V.clone())
+    except Exception as error:  # foreign code, of which nothing is known: its failure is this request's alone
+        raise _failed(name, f"raised {type(error).__name__}: {error}") from error
+    if not isinstance(told, torch.Tensor) or told.shape != logits_V.shape:
+        wanted = f"a tensor of {logits_V.shape[0]} logits"
+        raise _failed(
+            name, f"returned {tuple(told.shape) if isinstance(told, torch.Tensor) else type(told)}, not {wanted}"
+        )
+    told = told.to(logits_V)
+    if not bool(told.max() < float("inf")):  # also catches NaN
+        raise _failed(name, "returned a logit that is NaN or infinite; only -inf is allowed, for impossible tokens")
+    return told
+
+
+def _failed(name: str, what: str) -> Failed:
+    return Failed(Fault(f"logits processor {name!r} {what}", "logits_processors"))
