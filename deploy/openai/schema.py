@@ -242,9 +242,13 @@ def _explain(error: ValidationError, kind: type[Common]) -> RequestError:
     # A union complains once for each of its members: the deepest complaint is about the member meant.
     worst = max(error.errors(include_url=False), key=lambda detail: len(detail["loc"]))
     unknown = worst["type"] == "extra_forbidden"
-    named = [place for place in worst["loc"] if isinstance(place, int) or place in _FIELDS]
-    place = [*named, worst["loc"][-1]] if unknown else named  # the rest of a location names members of unions
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    end = len(worst["loc"]) - 1
+    named = [  # the rest of a location names members of unions
+        place
+        for at, place in enumerate(worst["loc"])
+        if isinstance(place, int) or place in _FIELDS or (unknown and at == end)
+    ]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
     if worst["type"] == "missing":
         return RequestError(f"the field {param!r} is missing", param)
     if unknown:

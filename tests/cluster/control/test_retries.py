@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from cluster.control.length import LengthControl
@@ -45,7 +47,7 @@ def test_turned_while_running() -> None:
 
 @pytest.mark.parametrize("retries", [0, 2, 9])
 def test_other_numbers_are_refused_by_name(retries: int) -> None:
-    with pytest.raises(RequestError, match="speculation.max_retries") as refused:
+    with pytest.raises(RequestError, match=r"speculation\.max_retries") as refused:
         Speculation(max_retries=retries)
     assert refused.value.param == "speculation.max_retries"
 
@@ -64,7 +66,7 @@ def test_a_request_pauses_probes_and_goes_on(adaptive: bool) -> None:
         (news,) = engine.step()
         drafted.append(news.statistics.drafted)
         tokens.extend(news.tokens)
-    did = [after > before for before, after in zip(drafted, drafted[1:], strict=False)]
+    did = [after > before for before, after in pairwise(drafted)]
     # The first step is the prompt's; then five tries, a pause of four rounds, and one probe at a time.
     assert did[:11] == [False, *[True] * 5, *[False] * 4, True]
     assert did[11:19] == [False] * 8

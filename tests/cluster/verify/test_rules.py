@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -136,7 +136,9 @@ def test_only_what_a_rule_reads_is_computed(
     done = {"draw": 0, "probabilities": 0}
     for name in done:
 
-        def counted(rows: torch.Tensor, *rest: object, name: str = name, inner: object = getattr(judging, name)) -> object:
+        def counted(
+            rows: torch.Tensor, *rest: object, name: str = name, inner: object = getattr(judging, name)
+        ) -> object:
             done[name] += len(rows)
             return inner(rows, *rest)
 
