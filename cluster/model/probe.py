@@ -119,7 +119,8 @@ class Probe:
 
     def compare(self, answer: Answer, got_TE: torch.Tensor, name: str) -> None:
         """Raises ModelUnsupported unless `got_TE` is the answer within rounding; then it becomes the next probe."""
-        added = (answer.expected_TE - self.stream_TE).norm(dim=-1)
+        # An all-zero embedding, as a padding token has, may get nothing added: no error then, not 0/0.
+        added = (answer.expected_TE - self.stream_TE).norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
         error = float(((got_TE - answer.expected_TE).norm(dim=-1) / added).max())
         if not error <= _TOLERANCE[self._dtype]:
             raise ModelUnsupported(

@@ -10,11 +10,20 @@ import pytest
 import torch
 
 from cluster.build import Assembly, assemble
-from cluster.config import CacheConfig, DraftConfig, EngineConfig, KnobConfig, ModelDraft, NgramDraft, TargetConfig
+from cluster.config import (
+    CacheConfig,
+    DraftConfig,
+    EngineConfig,
+    KnobConfig,
+    ModelDraft,
+    NgramDraft,
+    TargetConfig,
+    parse,
+)
 from cluster.errors import CapacityError, ModelNotFound, PromptTooLong, TokenizerMismatch
 from cluster.model.load import load_model, locate
 from cluster.request import Request, Sampling
-from tests.tiny import make_tiny
+from tests.tiny import make_tiny, make_tiny_seq2seq
 
 LAYERS = ModelDraft(kind="model", layers=(0, 2))
 NGRAM = NgramDraft(kind="ngram", min_match=1)
@@ -129,3 +138,83 @@ def test_draft_model_of_its_own(tiny_llama: Path, tmp_path: Path, tiny_model: Ca
     """Another architecture over the same tokenizer is a fine draft."""
     draft = ModelDraft(kind="model", model=str(tiny_model("qwen2")))
     assert answer(made(tiny_llama, draft), 1.0) == answer(made(tiny_llama), 1.0)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Drafts with another tokenizer, and an encoder-decoder with the target's."""
+    return {
+        "words": make_tiny(tmp_path_factory.mktemp("words"), words=True),
+        "t5": make_tiny_seq2seq(tmp_path_factory.mktemp("t5")),
+        "t5 words": make_tiny_seq2seq(tmp_path_factory.mktemp("t5-words"), words=True),
+    }
+
+
+def every_kind(foreign: dict[str, Path]) -> dict[str, dict[str, object]]:
+    return {
+        "recycling": {"kind": "recycling"},
+        "quantized 8": {"kind": "quantized"},
+        "quantized 4": {"kind": "quantized", "bits": 4},
+        "translated": {"kind": "translated", "model": str(foreign["words"])},
+        "translated, sampling": {"kind": "translated", "model": str(foreign["words"]), "temperature": 1.0},
+        "seq2seq": {"kind": "seq2seq", "model": str(foreign["t5"])},
+        "seq2seq, translated": {"kind": "seq2seq", "model": str(foreign["t5 words"])},
+        "layers by count": {"kind": "model", "layers": {"first": 1, "last": 1}},
+        "model with its own ways": {
+            "kind": "model",
+            "layers": {"every": 2},
+            "temperature": 1.4,
+            "top_p": 0.92,
+            "min_confidence": 0.1,
+        },
+    }
+
+
+KINDS = tuple(every_kind(dict.fromkeys(("words", "t5", "t5 words"), Path())))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_kind_of_draft_changes_a_token(tiny_llama: Path, foreign: dict[str, Path], name: str) -> None:
+    draft = parse({"drafts": [every_kind(foreign)[name]]}).drafts[0]
+    drafted, plain = made(tiny_llama, draft), made(tiny_llama)
+    for temperature in (0.0, 1.0):
+        assert answer(drafted, temperature) == answer(plain, temperature)
+        drafted.engine.check()
+
+
+def test_the_blend_of_every_kind_changes_no_token(tiny_llama: Path, foreign: dict[str, Path]) -> None:
+    kinds = every_kind(foreign)
+    drafts = parse({"drafts": [kinds[name] for name in ("recycling", "quantized 8", "translated", "seq2seq")]}).drafts
+    config = EngineConfig(
+        target=TargetConfig(model=str(tiny_llama), dtype="float32"),
+        drafts=drafts,
+        blend="expected",
+        cache=CacheConfig(blocks=64, block_tokens=8),
+        knobs=KnobConfig(k=4, token_budget=32),
+    )
+    blended = assemble(config)
+    assert blended.resolved.drafts == ("recycling", "quantized", "translated", "seq2seq")
+    for temperature in (0.0, 1.0):
+        assert answer(blended, temperature) == answer(made(tiny_llama), temperature)
+
+
+def test_the_quantized_copy_is_mostly_right(tiny_llama: Path) -> None:
+    assembly = made(tiny_llama, parse({"drafts": [{"kind": "quantized"}]}).drafts[0])
+    prompt = tuple(assembly.tokenizer.encode("the cat and the dog"))
+    assembly.engine.submit(Request("r", prompt, Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)))
+    deltas = []
+    while assembly.engine.has_work:
+        deltas.extend(assembly.engine.step())
+    statistics = deltas[-1].statistics
+    assert statistics.accepted > 0.5 * statistics.drafted > 0
+
+
+def test_which_layers_are_kept_is_told(tiny_llama: Path) -> None:
+    told: list[str] = []
+    config = EngineConfig(
+        target=TargetConfig(model=str(tiny_llama)),
+        drafts=parse({"drafts": [{"kind": "model", "layers": {"first": 1, "last": 1}}]}).drafts,
+        cache=CacheConfig(blocks=16),
+    )
+    assemble(config, told.append)
+    assert any(line.endswith("layers 0, 2 of 3") for line in told)

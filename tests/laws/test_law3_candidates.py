@@ -37,8 +37,8 @@ TEMPERATURE = 0.8
 SETUP = FakeSetup(
     vocab_size=VOCAB,
     block_tokens=8,
-    num_blocks=400,
-    max_sequences=64,
+    num_blocks=1600,
+    max_sequences=256,
     max_waiting=FULL,
     eos_ids=frozenset(),
     prefix=False,
@@ -52,8 +52,8 @@ WAYS = {
 
 
 def drafter(candidates: Candidates) -> ModelProposer:
-    runner = FakeRunner(DRAFT, VOCAB, 400, SETUP.block_tokens)
-    return ModelProposer(runner, fake_cache(SETUP, 400), SETUP.max_context, candidates)
+    runner = FakeRunner(DRAFT, VOCAB, 1600, SETUP.block_tokens)
+    return ModelProposer(runner, fake_cache(SETUP, 1600), SETUP.max_context, candidates)
 
 
 def p_value(proposer: ModelProposer, count: int) -> tuple[float, set[int]]:
@@ -69,6 +69,7 @@ def p_value(proposer: ModelProposer, count: int) -> tuple[float, set[int]]:
     return windows_p_value(answers, TARGET.chances(TEMPERATURE)), lengths
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("way", "count"), [(way, FULL if n == 0 else 800) for n, way in enumerate(WAYS)])
 def test_the_targets_law_holds_whatever_the_drafters_own(way: str, count: int) -> None:
     found, lengths = p_value(drafter(WAYS[way]), count)
