@@ -124,7 +124,7 @@ def test_a_pick_that_leaves_nothing_out_is_refused() -> None:
             {"drafts": [{"kind": "ngrm"}]},
             "drafts.0.kind: unknown kind 'ngrm'; did you mean ngram? kinds: ngram, suffix, recycling, model",
         ),
-        ({"drafts": [{"kind": "oracle"}]}, "drafts.0.kind: unknown kind 'oracle'; kinds: ngram, suffix, recycling, model"),
+        ({"drafts": [{"kind": "oracle"}]}, "drafts.0.kind: unknown kind 'oracle'; kinds: ngram, suffix, recycling,"),
         ({"drafts": [{}]}, "drafts.0.kind: missing; kinds: ngram, suffix, recycling, model"),
         ({"drafts": {"kind": "ngram"}}, "drafts: must be a list, not {'kind': 'ngram'}"),
         ({"drafts": ["ngram"]}, "drafts.0: must be a mapping of keys to values, not 'ngram'"),
