@@ -49,7 +49,7 @@ SETUP = FakeSetup(
     max_waiting=FULL,
     eos_ids=frozenset(),
     prefix=False,
-    knobs=Knobs(k=3, token_budget=4096, adaptive=False),
+    knobs=Knobs(k=3, token_budget=4096, adaptive=False, max_retries=8),  # pauses would hide planted faults
 )
 
 MakeProposers = Callable[[], Sequence[Proposer]]
