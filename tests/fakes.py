@@ -7,7 +7,7 @@ the logits just as it would with keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,8 +26,10 @@ from cluster.kv.keys import KeyContext
 from cluster.messages import Delta, DraftLaw, Knobs, Offer, Plan, SequenceView, TokenLogprob, Verdict
 from cluster.model.runner import Flight
 from cluster.request import Request
+from cluster.sched.policy import Policy
 from cluster.sched.scheduler import Limits, Scheduler
 from cluster.verify.judge import Judge
+from cluster.verify.processors import LogitsProcessor
 
 LawOf = Callable[[Sequence[int]], torch.Tensor]
 
@@ -210,15 +212,23 @@ def ngram() -> NgramProposer:
     return NgramProposer(max_match=3, min_match=1)
 
 
-def fake_engine(setup: FakeSetup, law_of: LawOf, proposers: Sequence[Proposer] = (), *, text: bool = False) -> Engine:
+def fake_engine(
+    setup: FakeSetup,
+    law_of: LawOf,
+    proposers: Sequence[Proposer] = (),
+    *,
+    text: bool = False,
+    plugged: Mapping[str, LogitsProcessor] | None = None,
+    policy: Policy | None = None,
+) -> Engine:
     """`text`: answers are also read, by `LetterStream`, so that stop strings can match."""
     cache = fake_cache(setup)
     return Engine(
         Parts(
             runner=FakeRunner(law_of, setup.vocab_size, setup.num_blocks, setup.block_tokens),
             cache=cache,
-            scheduler=Scheduler(cache, Limits(setup.max_sequences, setup.max_waiting)),
-            judge=Judge(setup.vocab_size, setup.eos_ids, (lambda prompt: LetterStream()) if text else None),
+            scheduler=Scheduler(cache, Limits(setup.max_sequences, setup.max_waiting), policy),
+            judge=Judge(setup.vocab_size, setup.eos_ids, (lambda prompt: LetterStream()) if text else None, plugged),
             proposer=FirstOffer(proposers),
             control=LengthControl(setup.knobs),
             max_context=setup.max_context,

@@ -44,9 +44,9 @@ class KVCache:
         """How many blocks cover `length` tokens."""
         return -(-length // self.block_tokens)
 
-    def shares(self, length: int) -> bool:
-        """Whether two sequences with equal first `length` tokens can have blocks in common."""
-        return self._prefix and length > self.block_tokens
+    def shareable(self, length: int) -> int:
+        """How many of `length` tokens lie in blocks that sequences of just these tokens can have in common."""
+        return (length - 1) // self.block_tokens * self.block_tokens if self._prefix else 0
 
     def fits(self, sequence_tokens: Sequence[int], salt: str, spare: int = 0, *, match: bool = True) -> bool:
         """Whether a new sequence of these tokens would find room now, leaving `spare` blocks; `match` as in `open`."""

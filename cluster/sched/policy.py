@@ -118,10 +118,9 @@ class Fair:
         return self._inner.importance(sequence)
 
     def _forget(self) -> None:
-        """The keys longest away go first."""
-        idle = len(self._service) - len(self._live)
-        for key in [key for key in self._service if key not in self._live][: max(0, idle - _KEYS_KEPT)]:
-            del self._service[key]
+        """Those longest away go first."""
+        while len(self._service) - len(self._live) > _KEYS_KEPT:
+            del self._service[next(key for key in self._service if key not in self._live)]
 
 
 def _key(sequence: Sequence) -> str:

@@ -228,11 +228,12 @@ class Scheduler:
     def _held(self, sequence: Sequence) -> bool:
         """Whether another of its group is computing the prompt whose blocks the two can share."""
         request = sequence.request
-        if not request.group or sequence.untold or not self._cache.shares(sequence.prompt_len):
+        if not request.group or sequence.untold:
             return False
+        shared = self._cache.shareable(sequence.prompt_len)
         return any(
             other.request.group == request.group
-            and other.computed_len < other.prompt_len
+            and other.computed_len < shared
             and (other.request.prompt, other.request.salt) == (request.prompt, request.salt)
             for other in self._running
         )
