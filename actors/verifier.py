@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from actors.loop import EngineLoop, Phase, Progress, Steppable
 from cluster.config import EngineConfig
-from cluster.errors import EngineStopped, PeerLost
+from cluster.errors import EngineStopped, PeerLost, RequestError
 from cluster.messages import Delta, Knobs
 from cluster.model.info import ModelInfo
 from cluster.request import Request
@@ -89,6 +89,8 @@ class Verifier:
             while not finished:
                 delta = await self._next(mailbox, whole=not stream)
                 finished = delta.finish is not None
+                if delta.fault is not None:
+                    raise RequestError(delta.fault.message, delta.fault.param)
                 yield delta
         finally:
             self._mail.pop(request.id, None)
@@ -224,6 +226,8 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         logprobs=tuple(entry for delta in told for entry in delta.logprobs),
         finish=told[-1].finish,
         statistics=max((delta.statistics for delta in told), key=lambda s: (s.output_tokens, s.rounds)),
+        prompt_logprobs=tuple(entry for delta in told for entry in delta.prompt_logprobs),
+        fault=told[-1].fault,
     )
 
 

@@ -36,6 +36,7 @@ from deploy.openai.routes import openai_app
 from deploy.openai.stream import Json
 from deploy.transport import EngineHandle
 from deploy.transport import translate as translate_serve
+from deploy.words import put_in_ids
 
 #: CPUs reserved for the processes that only pass messages on. Fractions: all must fit on two cores.
 INGRESS_CPUS, REPLICA_CPUS, VERIFIER_CPUS = 0.1, 0.1, 1.0
@@ -185,11 +186,21 @@ class EngineReplica:
             encode = list
         long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
         ids = await asyncio.to_thread(encode, prompt) if long else encode(prompt)
-        return Request(wanted.id, tuple(ids), wanted.sampling, wanted.speculation, wanted.salt)
+        return Request(
+            wanted.id,
+            tuple(ids),
+            put_in_ids(wanted.sampling, wanted.words, self._tokenizer),
+            wanted.speculation,
+            wanted.salt,
+            wanted.group,
+            wanted.key,
+            wanted.priority,
+        )
 
     def _piece(self, delta: Delta) -> Piece:
         logprobs = tuple(self._spelled(entry) for entry in delta.logprobs)
-        return Piece(delta.text, delta.tokens, logprobs, delta.finish, delta.statistics)
+        told = tuple(self._spelled(entry) for entry in delta.prompt_logprobs)
+        return Piece(delta.text, delta.tokens, logprobs, delta.finish, delta.statistics, told)
 
     def _spelled(self, entry: TokenLogprob) -> Spelled:
         top = tuple(self._spelled(TokenLogprob(token, logprob)) for token, logprob in entry.top)

@@ -18,12 +18,25 @@ Conversation = tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Words:
+    """What an ask says in words and sampling wants in token ids; ids stand for themselves.
+
+    bad: what the answer must not say. think_end ends thinking after thinking_tokens; None: no budget.
+    """
+
+    bad: tuple[str | tuple[int, ...], ...] = ()
+    thinking_tokens: int | None = None
+    think_end: str | tuple[int, ...] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One continuation wanted.
 
     prompt: text as it is, token ids as they are, or a conversation to be put through the model's
     chat template.
     stream: whether pieces are wanted as they come or as one.
+    group, key, priority: as in cluster.request.Request.
     """
 
     id: str
@@ -32,6 +45,10 @@ class Ask:
     speculation: Speculation = field(default_factory=Speculation)
     salt: str = ""
     stream: bool = True
+    words: Words = field(default_factory=Words)
+    group: str = ""
+    key: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +64,14 @@ class Spelled:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """News of one answer since its last piece; the last piece carries `finish`."""
+    """News of one answer since its last piece; the last piece carries `finish`, the first `prompt_logprobs`."""
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[Spelled, ...] = ()
     finish: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
+    prompt_logprobs: tuple[Spelled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

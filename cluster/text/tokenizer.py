@@ -61,6 +61,10 @@ class Tokenizer:
         """Ids of `text`, with the tokens the model expects around it (such as a leading bos), if any."""
         return list(self._backend.encode(text, add_special_tokens=True).ids)
 
+    def encode_bare(self, text: str) -> list[int]:
+        """Ids of `text` alone, as it may stand inside an answer."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of a conversation, ending where the assistant's next answer begins.
 

@@ -13,10 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import EngineStopped, PeerLost, UnknownModel
+from cluster.errors import EngineStopped, PeerLost, RequestError, UnknownModel
 from deploy.asks import Ask, Backend, Card, Piece
+from deploy.openai.sampling import in_api_words
 from deploy.openai.schema import ChatBody, Common, TextBody, read
-from deploy.openai.stream import ChatWriter, Json, TextWriter, Writer
+from deploy.openai.stream import ChatWriter, Json, Layout, TextWriter, Writer
 
 KINDS: Mapping[str, tuple[type[Common], type[Writer]]] = {
     ChatBody.endpoint: (ChatBody, ChatWriter),
@@ -87,7 +88,15 @@ class Service:
     def _writer(self, body: Common, asks: list[Ask]) -> Writer:
         _, kind = KINDS[body.endpoint]
         logprobs = body.wanted_logprobs() is not None
-        return kind(self.name, len(asks), body.n or 1, logprobs, body.wants_usage)
+        layout = Layout(
+            count=len(asks),
+            per_prompt=body.per_prompt,
+            shown=body.n or 1,
+            logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            usage_last=body.wants_usage,
+        )
+        return kind(self.name, layout)
 
 
 def model_json(card: Card) -> Json:
@@ -144,6 +153,8 @@ async def _one(backend: Backend, ask: Ask) -> AsyncGenerator[Piece, None]:
                     piece = await anext(stream, None)
             except TimeoutError:
                 raise PeerLost(f"no news of the answer for {PIECE_S:.0f} s") from None
+            except RequestError as error:
+                raise in_api_words(error) from None
             if piece is None:
                 return
             if piece.finish == "abort":

@@ -13,6 +13,7 @@ import difflib
 import secrets
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
@@ -21,32 +22,31 @@ from cluster.config_rules import FixedConfig, FollowingConfig, ScheduledConfig, 
 from cluster.errors import RequestError
 from cluster.request import MAX_LOGPROBS, RuleName, Sampling, Speculation
 from deploy.asks import Ask, Conversation
+from deploy.openai.sampling import Ids, SamplingFields, StrictBody
 
 #: Most answers one HTTP request may ask for (prompts times n).
 MAX_CHOICES = 32
+#: Most answers to one prompt that are shown, and that are made.
+MAX_N, MAX_BEST_OF = 8, 16
 #: Fields that say something about the caller or the bill, never about the answer.
-INERT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+INERT = frozenset({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                    "prompt_cache_retention", "parallel_tool_calls", "verbosity"})  # fmt: skip
 #: Fields of the API that change the answer and are not served, each with the values that ask for nothing.
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "prediction": (),
-    "reasoning_effort": ("none",), "web_search_options": (), "echo": (False,), "suffix": ("",), "best_of": (1,),
+    "reasoning_effort": ("none",), "web_search_options": (), "echo": (False,), "suffix": ("",),
 }  # fmt: skip
 
 Body = TypeVar("Body", bound="Common")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(StrictBody):
     include_usage: StrictBool = False
     include_obfuscation: StrictBool = False
 
 
-class SpeculationOptions(_Strict):
+class SpeculationOptions(StrictBody):
     """Our extension: how to draft for this request. Speed only, unless the rule is lossy (threshold, typical)."""
 
     enabled: StrictBool = True
@@ -61,7 +61,7 @@ class SpeculationOptions(_Strict):
         return Speculation(self.enabled, self.k, self.rule, self.method, threshold, self.max_retries)
 
 
-class TextPart(_Strict):
+class TextPart(StrictBody):
     type: Literal["text"]
     text: str
 
@@ -78,28 +78,19 @@ class Turn(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class Common(_Strict):
+class Common(SamplingFields):
     """What both endpoints share."""
 
     endpoint: ClassVar[str]
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: StrictInt | None = Field(None, ge=1, le=8)
-    stop: str | list[str] | None = None
-    seed: StrictInt | None = None
+    n: StrictInt | None = Field(None, ge=1, le=MAX_N)
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    max_tokens: StrictInt | None = None
+    user: str | None = None  # who asks: for fairness between callers
     # extensions
-    top_k: StrictInt | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    ignore_eos: StrictBool | None = None
+    best_of: StrictInt | None = Field(None, ge=1, le=MAX_BEST_OF)
+    priority: StrictInt | None = None
     speculation: SpeculationOptions | None = None
 
     @property
@@ -114,17 +105,15 @@ class Common(_Strict):
     def prompts(self) -> list[str | tuple[int, ...] | Conversation]:
         raise NotImplementedError
 
-    def wanted_logprobs(self) -> int | None:
-        raise NotImplementedError
-
-    def length(self) -> int | None:
-        return self.max_tokens
+    @property
+    def per_prompt(self) -> int:
+        """Answers made to each prompt."""
+        return max(self.n or 1, self.best_of or 1)
 
     def asks(self, default_max_tokens: int) -> list[Ask]:
         """One ask a choice, in the order of the choices' indexes. RequestError names a bad field."""
-        prompts, n = self.prompts(), self.n or 1
-        if len(prompts) * n > MAX_CHOICES:
-            raise RequestError(f"{len(prompts)} prompts times n={n} is more than {MAX_CHOICES} choices", "n")
+        prompts, n = self.prompts(), self.per_prompt
+        self._check_choices(len(prompts))
         if self.seed is None and n == 1:
             seeds = [secrets.randbits(62) for _ in prompts]
         else:
@@ -133,32 +122,36 @@ class Common(_Strict):
             Ask(
                 id=uuid.uuid4().hex,
                 prompt=prompt,
-                sampling=self.sampling(default_max_tokens, seed + i),
+                sampling=self._nth(self.sampling(default_max_tokens, seed + i), i),
                 speculation=self.drafting(),
                 stream=self.streams,
+                words=self.words(),
+                group=group if n > 1 else "",
+                key=self.user or "",
+                priority=self.priority or 0,
             )
-            for prompt, seed in zip(prompts, seeds, strict=True)
+            for prompt, seed, group in zip(prompts, seeds, (uuid.uuid4().hex for _ in prompts), strict=False)
             for i in range(n)
         ]
 
-    def sampling(self, default_max_tokens: int, seed: int) -> Sampling:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given = {
-            "max_tokens": self.length(),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": max(self.top_k, 0) if self.top_k is not None else None,  # -1 is a usual way to say off
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "ignore_eos": self.ignore_eos,
-        }
-        values: dict[str, Any] = {"max_tokens": default_max_tokens}
-        values |= {name: value for name, value in given.items() if value is not None}
-        return Sampling(
-            **values, seed=seed, stop=stop, logit_bias=_biases(self.logit_bias), logprobs=self.wanted_logprobs()
-        )
+    def _check_choices(self, prompts: int) -> None:
+        name = "n" if self.per_prompt == (self.n or 1) else "best_of"
+        if prompts * self.per_prompt > MAX_CHOICES:
+            raise RequestError(f"{prompts} prompts times {name}={self.per_prompt} is over {MAX_CHOICES} answers", name)
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise RequestError(f"best_of={self.best_of} must be at least n={self.n}", "best_of")
+        if self.streams and name == "best_of":
+            raise RequestError("which answers are best is known when all are complete: best_of above n cannot stream",
+                               "best_of")  # fmt: skip
+        if self.streams and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs come with a whole response; leave out stream", "prompt_logprobs")
+
+    def _nth(self, sampling: Sampling, i: int) -> Sampling:
+        """The ith answer to a prompt: only the first tells of it; those to choose from are all measured."""
+        if i:
+            sampling = replace(sampling, prompt_logprobs=None)
+        choosing = self.per_prompt > (self.n or 1) and sampling.logprobs is None
+        return replace(sampling, logprobs=0) if choosing else sampling
 
     def drafting(self) -> Speculation:
         return Speculation() if self.speculation is None else self.speculation.wish()
@@ -188,7 +181,6 @@ class ChatBody(Common):
         return self.top_logprobs or 0
 
 
-Ids = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1)]
 
 
@@ -256,14 +248,6 @@ def _explain(error: ValidationError, kind: type[Common]) -> RequestError:
         hint = f"; did you mean {near[0]!r}?" if near and len(worst["loc"]) == 1 else ""
         return RequestError(f"the field {param!r} is not known{hint}", param)
     return RequestError(f"{param}={_short(worst['input'])}: {worst['msg'].lower()}", param)
-
-
-def _biases(given: dict[str, float] | None) -> dict[int, float]:
-    if not given:
-        return {}
-    if not all(key.isdecimal() for key in given):
-        raise RequestError("logit_bias: keys must be token ids", "logit_bias")
-    return {int(key): value for key, value in given.items()}
 
 
 def _short(value: Any) -> str:

@@ -24,27 +24,48 @@ class _Choice:
 
     text: str = ""
     logprobs: list[Spelled] = field(default_factory=list)
+    prompt_logprobs: tuple[Spelled, ...] = ()
     finish: str | None = None
     statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the answer's tokens, raw: how likely the model found it, whatever its length."""
+        return sum(entry.logprob for entry in self.logprobs) / max(1, len(self.logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a response consists of.
+
+    count: answers made, `per_prompt` consecutive ones to each prompt, of which the best `shown` are
+    shown. logprobs, prompt_logprobs: whether they are told. usage_last: whether chunks carry
+    `usage`, null in all but the last.
+    """
+
+    count: int
+    per_prompt: int = 1
+    shown: int = 1
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    usage_last: bool = False
 
 
 class Writer:
     """Writes one response: `chunk` for each piece of a stream, or `add` and then `whole`.
 
-    model: name to put into the response. count: number of choices, `per_prompt` consecutive ones
-    sharing a prompt. usage_last: whether chunks carry `usage`, null in all but the last.
+    model: name to put into the response.
     """
 
     prefix: ClassVar[str]
     object_whole: ClassVar[str]
     object_chunk: ClassVar[str]
 
-    def __init__(self, model: str, count: int, per_prompt: int, logprobs: bool, usage_last: bool) -> None:
+    def __init__(self, model: str, layout: Layout) -> None:
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._choices = [_Choice() for _ in range(count)]
-        self._per_prompt = per_prompt
-        self._logprobs = logprobs
-        self._usage_last = usage_last
+        self._choices = [_Choice() for _ in range(layout.count)]
+        self._layout = layout
+        self._logprobs = layout.logprobs
 
     def openings(self) -> list[Json]:
         """Chunks that come before any text."""
@@ -54,6 +75,7 @@ class Writer:
         choice = self._choices[index]
         choice.text += piece.text
         choice.logprobs.extend(piece.logprobs)
+        choice.prompt_logprobs += piece.prompt_logprobs
         choice.finish = piece.finish or choice.finish
         choice.statistics = piece.statistics
 
@@ -71,15 +93,35 @@ class Writer:
         return self._chunk_of([]) | {"usage": self.usage()}
 
     def whole(self) -> Json:
-        choices = [self._whole_choice(i, choice) for i, choice in enumerate(self._choices)]
+        choices = [
+            self._whole_choice(index, choice) | self._told(first) for index, (first, choice) in enumerate(self._best())
+        ]
         return {**self._head, "object": self.object_whole, "choices": choices, "usage": self.usage()}
 
     def usage(self) -> Json:
-        return usage([choice.statistics for choice in self._choices], self._per_prompt)
+        """Of all answers made, shown or not."""
+        return usage([choice.statistics for choice in self._choices], self._layout.per_prompt)
+
+    def _best(self) -> list[tuple[_Choice, _Choice]]:
+        """The first answer made to the same prompt, and the answer, for each answer shown."""
+        per_prompt, shown = self._layout.per_prompt, self._layout.shown
+        best: list[tuple[_Choice, _Choice]] = []
+        for start in range(0, len(self._choices), per_prompt):
+            made = self._choices[start : start + per_prompt]
+            if shown < per_prompt:
+                made = sorted(made, key=lambda choice: choice.mean_logprob, reverse=True)
+            best.extend((self._choices[start], choice) for choice in made[:shown])
+        return best
+
+    def _told(self, first: _Choice) -> Json:
+        """What the model thought of the prompt, told with the first answer made to it."""
+        if not self._layout.prompt_logprobs:
+            return {}
+        return {"prompt_logprobs": [None, *(_prompt_logprob(entry) for entry in first.prompt_logprobs)]}
 
     def _chunk_of(self, choices: list[Json]) -> Json:
         chunk = {**self._head, "object": self.object_chunk, "choices": choices}
-        return chunk | {"usage": None} if self._usage_last else chunk
+        return chunk | {"usage": None} if self._layout.usage_last else chunk
 
     def _chunk_choice(self, index: int, piece: Piece, said: int) -> Json:
         raise NotImplementedError
@@ -191,6 +233,11 @@ def _chat_logprobs(entries: Sequence[Spelled]) -> Json:
         "content": [spell(entry) | {"top_logprobs": [spell(other) for other in entry.top]} for entry in entries],
         "refusal": None,
     }
+
+
+def _prompt_logprob(entry: Spelled) -> Json:
+    """By token id; the prompt's own token comes first."""
+    return {str(one.token): {"logprob": one.logprob, "decoded_token": one.text} for one in (entry, *entry.top)}
 
 
 def _text_logprobs(entries: Sequence[Spelled], offset: int) -> Json:

@@ -90,9 +90,7 @@ def compare(asked: list[Request], said: dict[str, list[int]], alone: Mapping[str
 
 
 def test_on_the_fake_model() -> None:
-    setup = FakeSetup(
-        vocab_size=12, num_blocks=80, max_sequences=48, knobs=Knobs(k=4, token_budget=120, adaptive=True)
-    )
+    setup = FakeSetup(vocab_size=12, num_blocks=80, max_sequences=48, knobs=Knobs(k=4, token_budget=120, adaptive=True))
     laws = HashedLaws(12, sharp=1.5)
     asked = rows(12, (None, "ngram", "liar", "oracle", "model"), 40, seed=5)
     roomy = FakeSetup(vocab_size=12, prefix=False, knobs=Knobs(k=0, adaptive=False))
@@ -117,7 +115,7 @@ def test_on_a_real_model(tiny_llama: Path) -> None:
             {"kind": "suffix"},
             {"kind": "model", "layers": [0]},
         ],
-        "cache": {"blocks": 60, "block_tokens": 8},
+        "cache": {"blocks": 60, "block_tokens": 4},
         "scheduler": {"max_sequences": 48},
         "knobs": {"k": 4, "token_budget": 160},
     }
