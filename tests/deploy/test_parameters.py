@@ -74,10 +74,27 @@ def test_every_parameter_of_the_engine_can_be_asked_for() -> None:
     """A field added to Sampling alone would be one that nobody can use."""
     body = read(TextBody, {"prompt": "x", "thinking_token_budget": 1, "bad_words": ["x"]})
     reached = {"bad_ids", "thinking_tokens", "think_end"}  # through words
-    given = {"stop": "a", "logit_bias": {"1": 1}, "logprobs": 1, "seed": 1, "allowed_token_ids": [1],
-             "temperature": 0.5, "stop_token_ids": [1], "ignore_eos": True, "include_stop_str_in_output": True, "min_tokens": 1,
-             "top_p": 0.5, "prompt_logprobs": 0, "logits_processors": ["x"], "top_k": 1, "min_p": 0.5, "repetition_penalty": 1.5,
-             "presence_penalty": 1, "frequency_penalty": 1, "max_tokens": 3}  # fmt: skip
+    given = {
+        "stop": "a",
+        "logit_bias": {"1": 1},
+        "logprobs": 1,
+        "seed": 1,
+        "allowed_token_ids": [1],
+        "temperature": 0.5,
+        "stop_token_ids": [1],
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "min_tokens": 1,
+        "top_p": 0.5,
+        "prompt_logprobs": 0,
+        "logits_processors": ["x"],
+        "top_k": 1,
+        "min_p": 0.5,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 1,
+        "frequency_penalty": 1,
+        "max_tokens": 3,
+    }
     sampling = body.model_copy(update=given).sampling(100, 1)
     default = Sampling(max_tokens=100)
     names = {field.name for field in dataclasses.fields(Sampling)}
