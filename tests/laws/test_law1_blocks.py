@@ -29,6 +29,8 @@ from tests.laws.schedules import (
     speculations,
 )
 
+LIFE = 1000  # requests
+
 
 class AnySchedule(RuleBasedStateMachine):
     """Submits, aborts, steps, turned knobs and emptied caches in any order."""
@@ -104,7 +106,7 @@ class AnySchedule(RuleBasedStateMachine):
 
 
 AnySchedule.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestAnySchedule = AnySchedule.TestCase
 
@@ -144,14 +146,14 @@ def test_a_long_life_keeps_nothing() -> None:
     drafter = draft_proposer(setup, LAWS, num_blocks=16)
     lookup = ngram()
     engine = fake_engine(setup, LAWS, [lookup, drafter])
-    for number in range(1500):
+    for number in range(LIFE):
         engine.submit(Request(f"r{number}", (number % VOCAB, 1, 2), Sampling(max_tokens=4, seed=number)))
         if number % 3 == 0:
             engine.abort(f"r{number}")
         if number % 2 == 0:
             engine.step()
             engine._parts.runner.plans.clear()
-    Driver(engine, {f"r{number}": [] for number in range(1500)}).finish()
+    Driver(engine, {f"r{number}": [] for number in range(LIFE)}).finish()
     engine.submit(Request("last", (1,), Sampling(max_tokens=1)))
     engine.step()
     parts = engine._parts
