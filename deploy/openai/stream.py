@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -51,7 +52,7 @@ class Layout:
     usage_last: bool = False
 
 
-class Writer:
+class Writer(ABC):
     """Writes one response: `chunk` for each piece of a stream, or `add` and then `whole`.
 
     model: name to put into the response.
@@ -123,11 +124,13 @@ class Writer:
         chunk = {**self._head, "object": self.object_chunk, "choices": choices}
         return chunk | {"usage": None} if self._layout.usage_last else chunk
 
+    @abstractmethod
     def _chunk_choice(self, index: int, piece: Piece, said: int) -> Json:
-        raise NotImplementedError
+        """One choice's part of a chunk; `said` characters of it came before."""
 
+    @abstractmethod
     def _whole_choice(self, index: int, choice: _Choice) -> Json:
-        raise NotImplementedError
+        """One choice's part of a whole response."""
 
 
 class ChatWriter(Writer):
