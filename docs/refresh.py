@@ -39,7 +39,7 @@ PLACES = {
     "tests/": "mirrors the packages; laws/ over random schedules, e2e/ with Ray and real processes",
     "docs/": "architecture, configuration, decisions",
     "ray_config.yaml": "what `serve deploy` and `outrider serve` read",
-    "Makefile": "demo, test, lint, bench, soak, docs, clean",
+    "Makefile": "demo, test, lint, bench, soak, pair, docs, clean",
     "pyproject.toml": "ranges of dependencies, layers, linters, tests",
     "constraints.txt": "the exact versions this tree is tested with",
     ".ci/run": "lint and test from a clean clone",

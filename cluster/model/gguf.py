@@ -13,8 +13,10 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.errors import ModelCorrupt, ModelUnsupported
+from cluster.errors import CapacityError, ModelCorrupt, ModelUnsupported
 from cluster.model.quiet import quiet_transformers
+
+_SHARD = 2**30  # bytes a file
 
 
 def convert_gguf(gguf: Path, directory: Path, end_tokens: tuple[str, ...], progress: Callable[[str], None]) -> None:
@@ -22,7 +24,7 @@ def convert_gguf(gguf: Path, directory: Path, end_tokens: tuple[str, ...], progr
 
     end_tokens: tokens of the vocabulary that end an answer, beside the eos the file names.
     Raises: ModelCorrupt when the file cannot be read, ModelUnsupported when transformers does not
-    know its architecture or its vocabulary lacks an end token.
+    know its architecture or its vocabulary lacks an end token, CapacityError when memory is short.
     """
     with gguf.open("rb") as file:
         magic = file.read(4)
@@ -38,7 +40,7 @@ def convert_gguf(gguf: Path, directory: Path, end_tokens: tuple[str, ...], progr
 def _convert(gguf: Path, directory: Path, end_tokens: tuple[str, ...], progress: Callable[[str], None]) -> None:
     # transformers takes seconds to import: a start that finds the cache whole must not pay for it here.
     import torch
-    from safetensors.torch import save_file
+    from huggingface_hub import save_torch_state_dict
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -57,13 +59,15 @@ def _convert(gguf: Path, directory: Path, end_tokens: tuple[str, ...], progress:
     config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _require_memory(gguf, sum(weight.nbytes for weight in skeleton.parameters()) + 2 * _SHARD)
     progress(f"converting {gguf.name} to safetensors, once: dequantising its tensors")
     with contextlib.redirect_stderr(io.StringIO()):  # it draws a progress bar that no setting switches off
         loaded = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=skeleton, torch_dtype=torch.float32)
 
     progress(f"converting {gguf.name} to safetensors, once: writing float32 weights")
-    weights = {name: tensor.contiguous() for name, tensor in loaded["tensors"].items()}
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    weights = {name: tensor.contiguous() for name, tensor in loaded.pop("tensors").items()}
+    # In shards, because writing one takes as much memory again.
+    save_torch_state_dict(weights, directory, max_shard_size=_SHARD)
     config.architectures = [type(skeleton).__name__]
     config.dtype = torch.float32
     config.eos_token_id = sorted(eos)
@@ -74,3 +78,15 @@ def _convert(gguf: Path, directory: Path, end_tokens: tuple[str, ...], progress:
     GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=sorted(eos), pad_token_id=tokenizer.pad_token_id
     ).save_pretrained(directory)
+
+
+def _require_memory(gguf: Path, needed: int) -> None:
+    import torch
+
+    from cluster.model.device import available_memory
+
+    free = available_memory(torch.device("cpu"))
+    if needed > free:
+        raise CapacityError(
+            f"converting {gguf.name} takes {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
+        )

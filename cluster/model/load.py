@@ -49,16 +49,17 @@ class LoadedModel:
     info: ModelInfo
 
 
-def locate(source: str, progress: Progress = silent) -> ModelFiles:
+def locate(source: str, progress: Progress = silent, *, download: bool = False) -> ModelFiles:
     """The files of `source`: a directory of safetensors, or an alias (converted on first use).
 
-    Raises: ModelNotFound, saying what is accepted; ModelCorrupt from a damaged package.
+    download: whether an alias may be fetched from the network.
+    Raises: ModelNotFound, saying what is accepted; ModelCorrupt from a damaged package; CapacityError.
     """
     directory = Path(source).expanduser()
     if directory.is_dir():
         return ModelFiles(directory, directory.resolve().name)
     if source in ALIASES:
-        return materialise(source, progress=progress)
+        return materialise(source, progress=progress, download=download)
     near = difflib.get_close_matches(source, ALIASES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ModelNotFound(
