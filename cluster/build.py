@@ -48,6 +48,7 @@ from cluster.model.device import available_memory, resolve_device, resolve_dtype
 from cluster.model.files import ModelFiles
 from cluster.model.info import ModelInfo
 from cluster.model.load import load_model, locate, read_config
+from cluster.model.processors import LogitsProcessor, Vocabulary
 from cluster.model.quantize import Bits, quantize_linears
 from cluster.model.seq2seq import load_seq2seq
 from cluster.model.torch_runner import TorchRunner, arena_for, block_bytes
@@ -56,7 +57,6 @@ from cluster.sched.scheduler import Limits, Scheduler
 from cluster.text.tokenizer import Tokenizer
 from cluster.verify.judge import Judge
 from cluster.verify.plugged import load_processors
-from cluster.verify.processors import LogitsProcessor
 
 Progress = Callable[[str], None]
 
@@ -251,7 +251,7 @@ def _proposer(
         case ModelDraft():
             return _model_proposer(config, draft, target, tokenizer, progress)
         case QuantizedDraft():
-            return _quantized_proposer(config, draft, target, progress)
+            return _quantized_proposer(config, draft, target, tokenizer, progress)
         case TranslatedDraft():
             return _translated_proposer(config, draft, target, tokenizer, progress)
         case Seq2SeqDraft():
@@ -268,6 +268,10 @@ def _candidates(draft: DraftingConfig) -> Candidates:
     return Candidates(
         draft.temperature, draft.top_k, draft.top_p, draft.max_tokens, draft.min_confidence, draft.confidence
     )
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(tokenizer.eos_ids)
 
 
 def _dtype(draft: ModelDraft | TranslatedDraft | Seq2SeqDraft, target: _Model) -> str:
@@ -290,16 +294,20 @@ def _model_proposer(
         progress(f"loading draft {files.name}")
     model = _load(config, files, _dtype(draft, target), layers=layers, blocks=target.cache.counts.total)
     # One tokenizer, but either model may be padded with ids that no text has.
-    return ModelProposer(model.runner, model.cache, model.max_context, _candidates(draft), target.info.vocab_size)
+    return ModelProposer(
+        model.runner, model.cache, model.max_context, _candidates(draft), target.info.vocab_size, _vocabulary(tokenizer)
+    )
 
 
 def _quantized_proposer(
-    config: EngineConfig, draft: QuantizedDraft, target: _Model, progress: Progress
+    config: EngineConfig, draft: QuantizedDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
 ) -> QuantizedProposer:
     files = locate(config.target.model, progress)
     progress(f"loading draft {files.name} in {draft.bits} bits")
     model = _load(config, files, target.info.dtype, blocks=target.cache.counts.total, bits=draft.bits)
-    return QuantizedProposer(model.runner, model.cache, model.max_context, _candidates(draft))
+    return QuantizedProposer(
+        model.runner, model.cache, model.max_context, _candidates(draft), vocabulary=_vocabulary(tokenizer)
+    )
 
 
 def _translated_proposer(
@@ -325,7 +333,8 @@ def _seq2seq_proposer(
     theirs.check(model.vocab_size)
     held = config.scheduler.max_sequences
     if tokenizer.same_as(theirs):
-        return Seq2SeqProposer(model, held, _candidates(draft), theirs.frame, target.info.vocab_size)
+        vocab_size, vocabulary = target.info.vocab_size, _vocabulary(tokenizer)
+        return Seq2SeqProposer(model, held, _candidates(draft), theirs.frame, vocab_size, vocabulary)
     inner = Seq2SeqProposer(model, held, _candidates(draft), ((), theirs.frame[1]), theirs.vocab_size)
     greedy = draft.temperature is None
     return TranslatedSeq2Seq(inner, tokenizer, theirs, greedy=greedy, append_only=False)

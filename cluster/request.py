@@ -111,10 +111,9 @@ class Sampling:
         """True when the likeliest token is taken, without noise."""
         return self.temperature == 0.0
 
-    @property
-    def penalised(self) -> bool:
-        """True when the law at a position depends on which tokens came before it."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+    def ends(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """Token ids that end the answer, of a model whose own are `eos_ids`."""
+        return frozenset(self.stop_ids) | (frozenset() if self.ignore_eos else eos_ids)
 
 
 class Threshold(Protocol):

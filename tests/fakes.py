@@ -24,12 +24,12 @@ from cluster.kv.blocks import BlockPool
 from cluster.kv.cache import KVCache
 from cluster.kv.keys import KeyContext
 from cluster.messages import Delta, DraftLaw, Knobs, Offer, Plan, SequenceView, TokenLogprob, Verdict
+from cluster.model.processors import LogitsProcessor, Vocabulary
 from cluster.model.runner import Flight
 from cluster.request import Request
 from cluster.sched.policy import Policy
 from cluster.sched.scheduler import Limits, Scheduler
 from cluster.verify.judge import Judge
-from cluster.verify.processors import LogitsProcessor
 
 LawOf = Callable[[Sequence[int]], torch.Tensor]
 
@@ -205,7 +205,8 @@ def draft_proposer(setup: FakeSetup, law_of: LawOf, num_blocks: int | None = Non
     """A real `ModelProposer` over another fake model."""
     blocks = num_blocks or setup.num_blocks
     runner = FakeRunner(law_of, setup.vocab_size, blocks, setup.block_tokens)
-    return ModelProposer(runner, fake_cache(setup, blocks), setup.max_context)
+    vocabulary = Vocabulary(setup.eos_ids)
+    return ModelProposer(runner, fake_cache(setup, blocks), setup.max_context, vocabulary=vocabulary)
 
 
 def ngram() -> NgramProposer:

@@ -54,7 +54,7 @@ class Candidates:
         return replace(asked, **{name: value for name, value in own.items() if value is not None})  # type: ignore[arg-type]
 
     def confident(self, logits_BV: torch.Tensor) -> list[bool]:
-        """For each row, whether its next token is worth drawing. Reads the raw law, before any shaping."""
+        """For each row, whether its next token is worth drawing, by its law at temperature 1 and uncut."""
         if self.min_confidence <= 0.0:
             return [True] * len(logits_BV)
         probs_BV = torch.softmax(logits_BV.float(), dim=1)

@@ -4,21 +4,22 @@ Knows: for the sequences it drafted for lately, which answer tokens lie in the d
 Refuses to know: the target, acceptance, and vocabularies other than its own (translate.py).
 
 What is cached is compared with the answer as it is known before anything is built upon it, so a
-rejected draft is taken back whether or not anybody said it was rejected. Drafts are point masses.
+rejected draft is taken back whether or not anybody said it was rejected.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
 from cluster.draft.candidates import Candidates
+from cluster.draft.drawing import Draft, Drawing
 from cluster.messages import Knobs, Offer, SequenceView, Verdict
-from cluster.model.sample import Shape, draw, noise_key, shape_logits
+from cluster.model.processors import Vocabulary
 from cluster.model.seq2seq import Recall, Seq2SeqModel
 
 
@@ -36,10 +37,11 @@ class Seq2SeqProposer:
     most_held: sequences whose prompt is kept encoded; the one drafted for longest ago is read again.
     frame: ids that the encoder expects before and after a prompt.
     vocab_size: of whoever reads the drafts; ids beyond it are never drawn.
+    vocabulary: theirs too, for the processors of a request.
     """
 
     name: ClassVar[str] = "seq2seq"
-    samples: ClassVar[bool] = False
+    samples: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -48,12 +50,12 @@ class Seq2SeqProposer:
         candidates: Candidates = Candidates(),
         frame: tuple[Sequence[int], Sequence[int]] = ((), ()),
         vocab_size: int | None = None,
+        vocabulary: Vocabulary = Vocabulary(),
     ) -> None:
         self._model = model
         self._most_held = most_held
-        self._candidates = candidates
+        self._drawing = Drawing(candidates, model.vocab_size, vocab_size, vocabulary)
         self._before, self._after = (list(part) for part in frame)
-        self._vocab_size = min(vocab_size or model.vocab_size, model.vocab_size)
         self._states: OrderedDict[int, _State] = OrderedDict()
 
     @property
@@ -65,19 +67,16 @@ class Seq2SeqProposer:
         self.close(view.id)
 
     def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:  # noqa: ARG002 - views carry k
-        offers = []
-        for view in views:
-            if self._fits(view):
-                tokens = self._draft(view, self._state(view))
-                if tokens:
-                    offers.append(Offer(view.id, len(view.tokens), tuple(tokens), source=self.name))
-        return offers
+        self._drawing.start_round()
+        drafts = [self._draft(view, self._state(view)) for view in views if self._fits(view)]
+        return [draft.offer(self.name) for draft in drafts if draft.tokens]
 
     def settle(self, verdicts: Sequence[Verdict]) -> None:
         """Nothing to undo: the next view shows which drafts stood."""
 
     def close(self, sequence: int) -> None:
         self._states.pop(sequence, None)
+        self._drawing.close(sequence)
 
     def _fits(self, view: SequenceView) -> bool:
         answer = len(view.tokens) - view.prompt_len
@@ -94,23 +93,12 @@ class Seq2SeqProposer:
             self._states.popitem(last=False)
         return state
 
-    def _draft(self, view: SequenceView, state: _State) -> list[int]:
-        sampling = self._candidates.sampling(view.sampling)
-        if view.rule != "coupled":
-            # Without its law a draft counts as a point mass, and the likeliest token is the best of those.
-            sampling = replace(sampling, temperature=0.0)
-        shape = Shape.of([sampling])
-        logits_V = self._catch_up(view, state)
-        tokens: list[int] = []
-        while True:
-            logits_1V = logits_V[None, : self._vocab_size]
-            if not self._candidates.confident(logits_1V)[0]:
-                return tokens
-            key = noise_key(sampling.seed, len(view.tokens) + len(tokens))
-            tokens.append(int(draw(shape_logits(logits_1V, shape), shape, [key])[0]))
-            if len(tokens) >= min(view.k, self._candidates.most):
-                return tokens
-            logits_V = self._feed(state, tokens[-1:])
+    def _draft(self, view: SequenceView, state: _State) -> Draft:
+        draft = self._drawing.begin(view)
+        self._drawing.extend(self._catch_up(view, state)[None], [draft])
+        while not draft.done:
+            self._drawing.extend(self._feed(state, draft.tokens[-1:])[None], [draft])
+        return draft
 
     def _catch_up(self, view: SequenceView, state: _State) -> torch.Tensor:
         """Logits after the newest known token; what the cache holds beyond the answer is taken back."""

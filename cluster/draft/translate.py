@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from cluster.draft.proposer import Proposer
 from cluster.messages import Knobs, Offer, SequenceView, Verdict
+from cluster.request import Sampling
 from cluster.text.tokenizer import TextStream, Tokenizer
 
 #: Draft tokens asked for beyond k: the last word is lost, and the vocabularies cut differently.
@@ -166,12 +167,13 @@ class TranslatedProposer:
         """The same sequence as the inner proposer sees it."""
         rendering = state.rendering
         k = view.k + _MARGIN
+        sampling = _in_any_words(view.sampling)
         return replace(
             view,
             tokens=rendering.ids,
             prompt_len=rendering.prompt_len,
             computed_len=max(0, len(rendering.ids) - 1),
-            sampling=replace(view.sampling, temperature=0.0) if self._greedy else view.sampling,
+            sampling=replace(sampling, temperature=0.0) if self._greedy else sampling,
             rule="coupled",  # no law is wanted
             k=k,
             room=k,
@@ -216,6 +218,18 @@ class TranslatedProposer:
         if together[: len(before)] == before:
             return together[len(before) :]
         return self._ours.encode_plain(certain)
+
+
+def _in_any_words(sampling: Sampling) -> Sampling:
+    """What of it does not speak of tokens: ids and counts of one vocabulary mean nothing in another."""
+    return Sampling(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+    )
 
 
 class TranslatedSeq2Seq(TranslatedProposer):

@@ -23,17 +23,12 @@ class Cut:
     finish: FinishReason | None
 
 
-def end_ids(sampling: Sampling, eos_ids: frozenset[int]) -> frozenset[int]:
-    """Token ids that end an answer."""
-    return frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else eos_ids)
-
-
 class Ending:
     """Watches one answer. `stream` None: token ids only, stop strings cannot match."""
 
     def __init__(self, sampling: Sampling, eos_ids: frozenset[int], stream: TextStream | None) -> None:
         self._sampling = sampling
-        self._ends = end_ids(sampling, eos_ids)
+        self._ends = sampling.ends(eos_ids)
         self._stream = stream
         self._stops = StopStrings(sampling.stop, include=sampling.include_stop)
         self._emitted = 0

@@ -20,12 +20,13 @@ import torch
 
 from cluster.errors import BrokenInvariant
 from cluster.messages import DraftLaw, Fault, Offer, Plan, PlanRow, Verdict
+from cluster.model.history import History
+from cluster.model.processors import LogitsProcessor, Vocabulary
 from cluster.model.runner import Flight
 from cluster.model.sample import Shape, draw, noise_key, probabilities, shape_logits
 from cluster.request import Request, RuleName, Sampling, Speculation
 from cluster.text.stream import OpenStream
-from cluster.verify.ending import Cut, Ending, end_ids
-from cluster.verify.processors import History, LogitsProcessor
+from cluster.verify.ending import Cut, Ending
 from cluster.verify.prompt import PromptLogprobs, logprobs_of
 from cluster.verify.rules.base import Facts, Ruling
 from cluster.verify.rules.registry import RULES
@@ -102,7 +103,7 @@ class Judge:
             speculation=request.speculation,
             prompt_len=len(request.prompt),
             length=len(request.prompt),
-            history=History(request.prompt, sampling, end_ids(sampling, self._eos_ids), self._plugged),
+            history=History(request.prompt, sampling, Vocabulary(self._eos_ids), self._plugged),
             ending=Ending(sampling, self._eos_ids, stream),
             told=PromptLogprobs(request.prompt, sampling.prompt_logprobs),
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import reduce
 
 from cluster.errors import ConfigError
-from cluster.verify.processors import LogitsProcessor
+from cluster.model.processors import LogitsProcessor
 
 
 def load_processors(paths: Mapping[str, str]) -> dict[str, LogitsProcessor]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.draft import model
+from cluster.draft import drawing
 from cluster.draft.candidates import Candidates
 from cluster.draft.model import ModelProposer
 from cluster.messages import DraftLaw, Knobs, Offer, SequenceView
@@ -80,31 +80,31 @@ def test_the_targets_law_holds_whatever_the_drafters_own(way: str, count: int) -
 @pytest.mark.parametrize("way", [way for way in WAYS if WAYS[way].min_confidence])
 def test_a_stop_that_looks_at_the_token_is_seen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tempting heuristic: draw first, then drop what was not likely."""
-    honest = ModelProposer._offer
+    honest = drawing.Draft.offer
 
-    def picky(self: ModelProposer, draft: object) -> Offer:
-        offer = honest(self, draft)  # type: ignore[arg-type]
+    def picky(self: drawing.Draft, source: str) -> Offer:
+        offer = honest(self, source)
         assert offer.law is not None
         law = offer.law
         chance = [float(law.probs[n][law.ids[n] == token].sum()) for n, token in enumerate(offer.tokens)]
         size = next((n for n, q in enumerate(chance) if q < 0.28), len(offer.tokens))
         return replace(offer, tokens=offer.tokens[:size])
 
-    monkeypatch.setattr(ModelProposer, "_offer", picky)
+    monkeypatch.setattr(drawing.Draft, "offer", picky)
     assert p_value(drafter(WAYS[way]), PLANTED)[0] < LEAST_P
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if WAYS[way].min_confidence])
 def test_a_law_shaped_as_the_request_asks_is_seen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafts are drawn in the drafter's way and shipped with the law of another."""
-    honest: Callable[..., torch.Tensor] = model._note_law
+    honest: Callable[..., torch.Tensor] = drawing._note_law
 
     def careless(draft: object, shaped_V: torch.Tensor) -> torch.Tensor:
         cut = honest(draft, shaped_V)
         draft.probs[-1] = draft.probs[-1] ** 2 / (draft.probs[-1] ** 2).sum()  # type: ignore[attr-defined]
         return cut
 
-    monkeypatch.setattr(model, "_note_law", careless)
+    monkeypatch.setattr(drawing, "_note_law", careless)
     assert p_value(drafter(WAYS[way]), PLANTED)[0] < LEAST_P
 
 

@@ -9,14 +9,16 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from cluster.draft.model import TOP_M
+from cluster.draft.drawing import TOP_M
 from cluster.messages import Knobs, Offer, SequenceView
 from cluster.request import Sampling
 from tests.fakes import FakeSetup, HashedLaws, draft_proposer
 from tests.laws.chi_square import LEAST_P
 
 SMALL, LARGE = 12, 200
-PROMPT = (1, 2, 3)
+PROMPT, ANSWER = (1, 2, 3), (4, 4, 2)
+KNOWN = PROMPT + ANSWER
+EOS = frozenset({0, 7})
 
 SHAPES = {
     "plain": Sampling(max_tokens=100),
@@ -27,12 +29,41 @@ SHAPES = {
     "top_p": Sampling(max_tokens=100, top_p=0.7),
     "min_p": Sampling(max_tokens=100, min_p=0.2),
     "all": Sampling(max_tokens=100, temperature=0.9, top_k=7, top_p=0.85, min_p=0.05),
-}
+    "repetition": Sampling(max_tokens=100, repetition_penalty=1.8),
+    "frequency": Sampling(max_tokens=100, frequency_penalty=1.5, presence_penalty=-0.5),
+    "bias": Sampling(max_tokens=100, logit_bias={5: 3.0, 1: -100.0}),
+    "allowed": Sampling(max_tokens=100, allowed_ids=(1, 4, 6, 9)),
+    "bad": Sampling(max_tokens=100, bad_ids=((6,), (2, 8), (4, 5))),
+    "no end yet": Sampling(max_tokens=100, min_tokens=5),
+    "everything": Sampling(
+        max_tokens=100, temperature=0.8, top_k=6, repetition_penalty=1.3, frequency_penalty=0.7, min_tokens=5,
+        logit_bias={3: 2.0}, allowed_ids=(0, 1, 2, 3, 4, 6, 7, 8, 9), bad_ids=((9,), (3, 4)),
+    ),
+}  # fmt: skip
 
 
-def expected(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
+def processed(logits: torch.Tensor, sampling: Sampling, answer: tuple[int, ...]) -> np.ndarray:
+    """What penalties, biases and masks leave, by their definitions, after these tokens of an answer."""
+    weights = logits.double().numpy().copy()
+    for token in {*PROMPT, *answer}:
+        weights[token] *= sampling.repetition_penalty ** (-1 if weights[token] > 0 else 1)
+    for token, times in Counter(answer).items():
+        weights[token] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    for token, bias in sampling.logit_bias.items():
+        weights[token] += bias
+    if sampling.allowed_ids is not None:
+        weights[[token for token in range(len(weights)) if token not in sampling.allowed_ids]] = -np.inf
+    for *begin, end in sampling.bad_ids:
+        if list(answer[len(answer) - len(begin) :]) == begin:
+            weights[end] = -np.inf
+    if len(answer) < sampling.min_tokens:
+        weights[sorted(EOS)] = -np.inf
+    return weights
+
+
+def expected(logits: torch.Tensor, sampling: Sampling, answer: tuple[int, ...]) -> np.ndarray:
     """The law by definition, in float64 numpy, one processor after another."""
-    weights = logits.double().numpy() / sampling.temperature
+    weights = processed(logits, sampling, answer) / sampling.temperature
     order = np.argsort(-weights, kind="stable")
     law = np.exp(weights - weights.max())
     if sampling.top_k:
@@ -47,8 +78,8 @@ def expected(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
 
 def offers(vocab: int, sampling: Sampling, count: int, k: int = 3) -> tuple[HashedLaws, list[Offer]]:
     laws = HashedLaws(vocab, sharp=1.0)
-    drafter = draft_proposer(FakeSetup(vocab_size=vocab), laws)
-    view = SequenceView(0, PROMPT, len(PROMPT), 2, sampling, "ratio", "", None, k, 50)
+    drafter = draft_proposer(FakeSetup(vocab_size=vocab, eos_ids=EOS), laws)
+    view = SequenceView(0, KNOWN, len(PROMPT), len(KNOWN) - 1, sampling, "ratio", "", None, k, 50)
     drafter.open(view)
     return laws, [drafter.propose([view], Knobs())[0] for _ in range(count)]
 
@@ -67,9 +98,9 @@ def test_the_law_shipped_is_the_law_by_definition(shape: str, vocab: int) -> Non
     laws, made = offers(vocab, SHAPES[shape], 20)
     for offer in made:
         for slot, token in enumerate(offer.tokens):
-            context = PROMPT + offer.tokens[:slot]
+            answer = ANSWER + offer.tokens[:slot]
             law = dense(offer, slot, vocab)
-            np.testing.assert_allclose(law, expected(laws(context), SHAPES[shape]), atol=2e-6)
+            np.testing.assert_allclose(law, expected(laws(PROMPT + answer), SHAPES[shape], answer), atol=2e-6)
             assert law[token] > 0
             assert law.sum() == pytest.approx(1.0, abs=1e-12)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cluster.engine import Engine
 from cluster.messages import Knobs
+from cluster.model.processors import LogitsProcessor
 from cluster.request import Request, Sampling
-from cluster.verify.processors import LogitsProcessor
 from tests.fakes import Answer, FakeSetup, fake_engine, run
 from tests.laws.schedules import (
     CONTEXT,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from cluster.model.history import History
 from cluster.request import Request, Sampling
-from cluster.verify.processors import History
 from tests.fakes import FakeSetup, fake_engine, run
 from tests.laws.schedules import (
     LAWS,

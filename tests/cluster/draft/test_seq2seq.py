@@ -103,7 +103,7 @@ def test_the_same_view_twice_gives_the_same_drafts(model: Counted) -> None:
     assert one(made, view([9])) == one(made, view([9])) == follow(model, [9], 4)
 
 
-def test_it_draws_with_the_targets_noise_under_coupled_and_greedily_under_ratio(model: Counted) -> None:
+def test_it_draws_with_the_targets_noise_under_coupled(model: Counted) -> None:
     warm = Sampling(99, temperature=1.5, seed=4)
     made = Seq2SeqProposer(model, 8)
     drafted = one(made, view([3], sampling=warm))
@@ -114,7 +114,32 @@ def test_it_draws_with_the_targets_noise_under_coupled_and_greedily_under_ratio(
         logits = model.feed(recall, known)[None]
         assert token == int(draw(shape_logits(logits, shape), shape, [noise_key(4, len(PROMPT) + 1 + number)])[0])
         known = [token]
-    assert one(made, view([3], sampling=warm, rule="ratio")) == follow(model, [3], 4)
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_under_a_rule_that_reads_laws_it_samples_and_ships_the_law(model: Counted, rule: str) -> None:
+    """At each position the law after every processor of the request, penalties on drafted tokens included."""
+    warm = Sampling(99, temperature=20.0, seed=4, top_k=20, frequency_penalty=2.0, allowed_ids=tuple(range(30)))
+    made = Seq2SeqProposer(model, 8)
+    drafted = set()
+    for _ in range(4):
+        (offer,) = made.propose([view([3], sampling=warm, rule=rule)], Knobs())
+        recall = model.read(PROMPT)
+        logits, answer = model.feed(recall, [model.start_id, 3]).double(), [3]
+        assert offer.law is not None
+        for slot, token in enumerate(offer.tokens):
+            for seen in answer:
+                logits[seen] -= 2.0
+            logits[30:] = float("-inf")
+            values, ids = (logits / 20.0).topk(20)
+            law = dict(zip(ids.tolist(), torch.softmax(values, dim=0).tolist(), strict=True))
+            shipped = {i: p for i, p in zip(offer.law.ids[slot], offer.law.probs[slot], strict=True) if p > 0}
+            assert shipped == pytest.approx(law, abs=1e-5)
+            assert token in law
+            answer.append(token)
+            logits = model.feed(recall, [token]).double()
+        drafted.add(offer.tokens)
+    assert len(drafted) > 1  # fresh draws in every round
 
 
 def test_it_stops_when_unsure_and_at_its_own_length(model: Counted) -> None:

@@ -5,7 +5,8 @@ Refuses to know: drafts' quality and acceptance, temperature and cuts; raw log-p
 
 A processor keeps no state of its own: it sees `Past`, the tokens before one position, and changes
 that position's logits. What holds one token at a time therefore holds inside a draft, after a
-preemption and on another machine. Adding one is a class with `of` and `apply`, named in `ORDER`.
+preemption and on another machine. Both the judge and the drafters apply them, so they lie below both.
+Adding one is a class with `of` and `apply`, named in `ORDER`.
 
 Legend of shape suffixes: P positions of one row, V vocabulary.
 """
@@ -48,12 +49,19 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a model's tokens are, beyond numbers. eos_ids: those that end an answer."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """What processors are made from. ends: ids that end the answer. plugged: processors by name."""
+    """What processors are made from. plugged: processors by name."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
-    ends: frozenset[int] = frozenset()
+    vocabulary: Vocabulary = Vocabulary()
     plugged: Mapping[str, LogitsProcessor] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -205,7 +213,8 @@ class NoEnd:
 
     @classmethod
     def of(cls, setting: Setting) -> Self | None:
-        return cls(setting.sampling.min_tokens, setting.ends) if setting.sampling.min_tokens and setting.ends else None
+        least, ends = setting.sampling.min_tokens, setting.sampling.ends(setting.vocabulary.eos_ids)
+        return cls(least, ends) if least and ends else None
 
     def apply(self, logits_V: torch.Tensor, past: Past) -> None:
         if len(past.answer) < self._min_tokens:
@@ -240,64 +249,6 @@ class Thinking:
 
 #: Every processor, in the order in which they apply: what forbids comes after what only weighs.
 ORDER: tuple[type[Processor], ...] = (Repetition, Frequency, Bias, Plugged, Allowed, Bad, NoEnd, Thinking)
-
-
-class History:
-    """The past of one sequence and the processors that look at it; those not wished for cost nothing."""
-
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        ends: frozenset[int] = frozenset(),
-        plugged: Mapping[str, LogitsProcessor] = MappingProxyType({}),
-    ) -> None:
-        setting = Setting(tuple(prompt), sampling, ends, plugged)
-        made = [kind.of(setting) for kind in ORDER]
-        self._processors = [processor for processor in made if processor is not None]
-        self._masks = any(processor.masks for processor in self._processors)
-        self._past = Past(setting.prompt)
-        #: The first position of the last `apply` at which nothing can follow, and why.
-        self.blocked: tuple[int, Fault] | None = None
-
-    @property
-    def matters(self) -> bool:
-        return bool(self._processors)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens were emitted."""
-        if self._processors:
-            for token in tokens:
-                self._past.push(token)
-
-    def apply(self, logits_PV: torch.Tensor, drafts: Sequence[int]) -> None:
-        """Change the logits of P consecutive positions in place; drafts[:i] come before row i.
-
-        From the first position at which nothing can follow (`blocked`) on, every token is left
-        as likely as any other: those laws say nothing and must not be used.
-        """
-        self.blocked = None
-        pushed = 0
-        try:
-            for slot in range(logits_PV.shape[0]):
-                if slot:
-                    self._past.push(drafts[slot - 1])
-                    pushed += 1
-                self._apply_one(logits_PV[slot])
-        except Failed as failed:
-            self.blocked = (pushed, failed.fault)
-            logits_PV[pushed:] = 0.0
-        finally:
-            for _ in range(pushed):
-                self._past.pop()
-
-    def _apply_one(self, logits_V: torch.Tensor) -> None:
-        for processor in self._processors:
-            processor.apply(logits_V, self._past)
-        if self._masks and not bool(logits_V.max() > float("-inf")):
-            raise Failed(
-                Fault("no token is possible here: allowed tokens, forbidden ones and min_tokens leave none; relax one")
-            )
 
 
 def _called(name: str, function: LogitsProcessor, tokens: tuple[int, ...], logits_V: torch.Tensor) -> torch.Tensor:

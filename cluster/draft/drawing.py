@@ -1,0 +1,168 @@
+"""How a drafting model draws: the request's processors, a law, and one keyed draw a token.
+
+Knows: which law a row's next draft token is drawn from, with which noise, and what of it is shipped.
+Refuses to know: models and their caches (the proposers), and acceptance.
+
+What the target may not say is not worth drafting: penalties, biases and masks apply to a drafter's
+logits too, one token at a time, drafts included. q is the drafter's own, so any law will do as long
+as the one shipped is the one drawn from (law 4). Plugged-in processors stay with the target: they
+are foreign code, and a draft is only a guess.
+
+Legend of shape suffixes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from cluster.draft.candidates import Candidates
+from cluster.messages import DraftLaw, Offer, SequenceView
+from cluster.model.history import History
+from cluster.model.processors import Vocabulary
+from cluster.model.sample import Shape, draw, noise_key, shape_logits
+from cluster.request import LAW_RULES, Sampling
+
+#: Stream of the draws by which drafts are sampled under `ratio` and `block`; the rules read others.
+DRAFT_STREAM = 4
+
+#: Pairs of (id, probability) a sampled draft token ships: its law is the renormalised top-m.
+TOP_M = 64
+
+
+@dataclass(slots=True)
+class Draft:
+    """One row being drafted. `history` None: no processor looks at this request."""
+
+    view: SequenceView
+    sampling: Sampling  # the drafter's own
+    round: int
+    most: int
+    history: History | None = None
+    tokens: list[int] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)
+    probs: list[np.ndarray] = field(default_factory=list)
+    stopped: bool = False  # too unsure of the token that would come next, or there is none
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the rule needs to know the law the tokens were drawn from."""
+        return self.view.rule in LAW_RULES and not self.sampling.greedy
+
+    @property
+    def done(self) -> bool:
+        return self.stopped or len(self.tokens) >= self.most
+
+    @property
+    def key(self) -> int:
+        """Of the next draw: the target's own noise or, where a law is shipped, a draw nobody else reads."""
+        position = len(self.view.tokens) + len(self.tokens)
+        seed = self.view.sampling.seed
+        return noise_key(seed, position, self.round, DRAFT_STREAM) if self.sampled else noise_key(seed, position)
+
+    def take(self, token: int) -> None:
+        self.tokens.append(token)
+        if self.history is not None:
+            self.history.suppose(token)
+
+    def offer(self, source: str) -> Offer:
+        law = DraftLaw(np.stack(self.ids), np.stack(self.probs)) if self.sampled else None
+        return Offer(self.view.id, len(self.view.tokens), tuple(self.tokens), law, source=source)
+
+
+class Drawing:
+    """Draws for one drafting model.
+
+    model_vocab, vocab_size: ids of the draft model and of the target. Either may be padded: ids
+    that only one of them has are never drawn.
+    """
+
+    def __init__(
+        self, candidates: Candidates, model_vocab: int, vocab_size: int | None, vocabulary: Vocabulary
+    ) -> None:
+        self._candidates = candidates
+        self._target_vocab = vocab_size or model_vocab
+        self._shared_vocab = min(self._target_vocab, model_vocab)
+        self._vocabulary = vocabulary
+        self._histories: dict[int, History] = {}
+        self._round = 0
+
+    def start_round(self) -> None:
+        """Draws of law-shipping rows are fresh in every round."""
+        self._round += 1
+
+    def begin(self, view: SequenceView) -> Draft:
+        """A draft of what follows the view's tokens."""
+        most = min(view.k, self._candidates.most)
+        return Draft(view, self._candidates.sampling(view.sampling), self._round, most, self._history(view))
+
+    def close(self, sequence: int) -> None:
+        """Forget a sequence. Unknown ids are ignored."""
+        self._histories.pop(sequence, None)
+
+    def extend(self, logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> None:
+        """One token more for each draft from its row, or none where the row is too unsure."""
+        logits_BV = self._process(logits_BV, drafts)
+        sure = self._candidates.confident(logits_BV)
+        for draft, keep in zip(drafts, sure, strict=True):
+            draft.stopped |= not keep
+        going = [n for n, draft in enumerate(drafts) if not draft.stopped]
+        if going:
+            rows_BV = (
+                logits_BV if len(going) == len(drafts) else logits_BV[torch.tensor(going, device=logits_BV.device)]
+            )
+            _draw(rows_BV, [drafts[n] for n in going])
+
+    def _history(self, view: SequenceView) -> History | None:
+        history = self._histories.get(view.id)
+        if history is None:
+            # Names of plugged-in processors are left out with what they name.
+            sampling = replace(view.sampling, logits_processors=())
+            history = History(view.tokens[: view.prompt_len], sampling, self._vocabulary)
+            self._histories[view.id] = history
+        if not history.matters:
+            return None
+        history.catch_up(view.tokens)
+        return history
+
+    def _process(self, logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> torch.Tensor:
+        """What the requests' processors make of the logits, in the vocabulary both models share."""
+        touched = [n for n, draft in enumerate(drafts) if draft.history is not None]
+        if not touched:
+            return logits_BV[:, : self._shared_vocab]
+        wide_BV = logits_BV.new_full((len(drafts), self._target_vocab), float("-inf"))
+        wide_BV[:, : self._shared_vocab] = logits_BV[:, : self._shared_vocab]
+        for n in touched:
+            history = drafts[n].history
+            assert history is not None
+            history.apply(wide_BV[n : n + 1], ())
+            possible = history.blocked is None and bool(wide_BV[n, : self._shared_vocab].max() > float("-inf"))
+            drafts[n].stopped |= not possible
+        return wide_BV[:, : self._shared_vocab]
+
+
+def _draw(logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> None:
+    shape = Shape.of([draft.sampling for draft in drafts])
+    shaped_BV = shape_logits(logits_BV, shape)
+    if any(draft.sampled for draft in drafts):
+        cut = [
+            _note_law(draft, row_V) if draft.sampled else row_V for draft, row_V in zip(drafts, shaped_BV, strict=True)
+        ]
+        shaped_BV = torch.stack(cut)
+    tokens = draw(shaped_BV, shape, [draft.key for draft in drafts]).tolist()
+    for draft, token in zip(drafts, tokens, strict=True):
+        draft.take(token)
+
+
+def _note_law(draft: Draft, shaped_V: torch.Tensor) -> torch.Tensor:
+    """Cut a row to its top m, record that law, and return its log weights."""
+    values, ids = shaped_V.topk(min(TOP_M, shaped_V.numel()))
+    probs = torch.softmax(values.double(), dim=0)
+    draft.ids.append(ids.cpu().numpy())
+    draft.probs.append(probs.cpu().numpy())
+    cut = torch.full_like(shaped_V, float("-inf"))
+    cut[ids] = values
+    return cut
