@@ -173,7 +173,7 @@ def _engine(
             runner=target.runner,
             cache=target.cache,
             scheduler=Scheduler(target.cache, limits, _policy(config.scheduler)),
-            judge=Judge(target.info.vocab_size, tokenizer.eos_ids, tokenizer.stream, plugged),
+            judge=Judge(target.info.vocab_size, tokenizer.eos_ids, tokenizer.stream, plugged, tokenizer.lexicon),
             proposer=_combine(config, proposers),
             control=LengthControl(config.knobs.knobs()),
             max_context=target.max_context,
@@ -271,7 +271,7 @@ def _candidates(draft: DraftingConfig) -> Candidates:
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(tokenizer.eos_ids)
+    return Vocabulary(tokenizer.eos_ids, tokenizer.lexicon)
 
 
 def _dtype(draft: ModelDraft | TranslatedDraft | Seq2SeqDraft, target: _Model) -> str:

@@ -161,6 +161,8 @@ class Engine:
             wrong = next((token for token in tokens if not 0 <= token < vocab), None)
             if wrong is not None:
                 raise RequestError(f"{param} has token id {wrong}; this model's ids are 0 to {vocab - 1}", param)
+        if sampling.bad_words and not self._parts.judge.reads_text:
+            raise RequestError("bad_words needs an engine that reads text; give bad_ids", "bad_words")
         self._check_names(request)
 
     def _check_names(self, request: Request) -> None:

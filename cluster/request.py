@@ -21,6 +21,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20
 #: Most token-id sequences a caller may forbid, and the longest of them (also of an end mark), in tokens.
 MAX_BAD, MAX_BAD_LEN = 1024, 64
+#: And the longest text that may be forbidden, in characters.
+MAX_BAD_WORD = 200
 #: Most plugged-in logits processors of one request.
 MAX_PROCESSORS = 16
 
@@ -58,6 +60,7 @@ class Sampling:
     include_stop: bool = False  # keep the stop string (or the text of the stop id) that ended the answer
     allowed_ids: tuple[int, ...] | None = None  # None: all
     bad_ids: tuple[tuple[int, ...], ...] = ()  # sequences that the answer never completes
+    bad_words: tuple[str, ...] = ()  # text that the answer never contains, however it is cut into tokens
     thinking_tokens: int | None = None  # after that many without `think_end`, `think_end` is what follows
     think_end: tuple[int, ...] = ()
     logits_processors: tuple[str, ...] = ()  # names of plugged-in processors, applied in this order
@@ -94,6 +97,10 @@ class Sampling:
         lengths = [len(sequence) for sequence in self.bad_ids]
         wanted = f"sequences of 1 to {MAX_BAD_LEN} token ids"
         _require(all(1 <= length <= MAX_BAD_LEN for length in lengths), "bad_ids", lengths, wanted)
+        words = self.bad_words
+        _require(len(words) <= MAX_BAD, "bad_words", len(words), f"at most {MAX_BAD} words")
+        wanted = f"words of 1 to {MAX_BAD_WORD} characters"
+        _require(all(1 <= len(word) <= MAX_BAD_WORD for word in words), "bad_words", words, wanted)
         names = self.logits_processors
         wanted = f"at most {MAX_PROCESSORS} names, none twice"
         _require(len(set(names)) == len(names) <= MAX_PROCESSORS, "logits_processors", names, wanted)

@@ -205,4 +205,4 @@ class EngineReplica:
     def _spelled(self, entry: TokenLogprob) -> Spelled:
         top = tuple(self._spelled(TokenLogprob(token, logprob)) for token, logprob in entry.top)
         text = self._tokenizer.decode([entry.token])
-        return Spelled(entry.token, text, text.encode(), entry.logprob, top)
+        return Spelled(entry.token, text, self._tokenizer.lexicon[entry.token], entry.logprob, top)

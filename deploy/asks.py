@@ -21,10 +21,9 @@ Conversation = tuple[dict[str, str], ...]
 class Words:
     """What an ask says in words and sampling wants in token ids; ids stand for themselves.
 
-    bad: what the answer must not say. think_end ends thinking after thinking_tokens; None: no budget.
+    think_end ends thinking after thinking_tokens; None: no budget.
     """
 
-    bad: tuple[str | tuple[int, ...], ...] = ()
     thinking_tokens: int | None = None
     think_end: str | tuple[int, ...] = ""
 

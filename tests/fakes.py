@@ -29,6 +29,7 @@ from cluster.model.runner import Flight
 from cluster.request import Request
 from cluster.sched.policy import Policy
 from cluster.sched.scheduler import Limits, Scheduler
+from cluster.text.lexicon import Lexicon
 from cluster.verify.judge import Judge
 
 LawOf = Callable[[Sequence[int]], torch.Tensor]
@@ -75,6 +76,9 @@ class FakeRunner:
             rows.extend(self._law_of(context[: row.end - back]) for back in range(row.wants - 1, -1, -1))
         logits = torch.stack(rows).float() if rows else torch.zeros(0, self.vocab_size)
         return Flight(plan, logits)
+
+
+LETTERS = Lexicon([bytes([letter]) for letter in b"abcdefghijklmnopqrstuvwxyz"])
 
 
 class LetterStream:
@@ -205,7 +209,7 @@ def draft_proposer(setup: FakeSetup, law_of: LawOf, num_blocks: int | None = Non
     """A real `ModelProposer` over another fake model."""
     blocks = num_blocks or setup.num_blocks
     runner = FakeRunner(law_of, setup.vocab_size, blocks, setup.block_tokens)
-    vocabulary = Vocabulary(setup.eos_ids)
+    vocabulary = Vocabulary(setup.eos_ids, LETTERS)
     return ModelProposer(runner, fake_cache(setup, blocks), setup.max_context, vocabulary=vocabulary)
 
 
@@ -229,7 +233,13 @@ def fake_engine(
             runner=FakeRunner(law_of, setup.vocab_size, setup.num_blocks, setup.block_tokens),
             cache=cache,
             scheduler=Scheduler(cache, Limits(setup.max_sequences, setup.max_waiting), policy),
-            judge=Judge(setup.vocab_size, setup.eos_ids, (lambda prompt: LetterStream()) if text else None, plugged),
+            judge=Judge(
+                setup.vocab_size,
+                setup.eos_ids,
+                (lambda prompt: LetterStream()) if text else None,
+                plugged,
+                LETTERS if text else None,
+            ),
             proposer=FirstOffer(proposers),
             control=LengthControl(setup.knobs),
             max_context=setup.max_context,

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 
 from cluster.messages import Fault
 from cluster.request import Sampling
+from cluster.text.lexicon import Lexicon
 
 #: Plugged in by import path: (tokens before the position, prompt included; float32 [V]) -> float32 [V].
 #: A pure function: called once for each position, drafts included, in any order, more than once after a preemption.
@@ -50,9 +52,13 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model's tokens are, beyond numbers. eos_ids: those that end an answer."""
+    """What a model's tokens are, beyond numbers.
+
+    eos_ids: those that end an answer. lexicon: their bytes; None where nobody reads text.
+    """
 
     eos_ids: frozenset[int] = frozenset()
+    lexicon: Lexicon | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,49 @@ class Bad:
             logits_V[last] = float("-inf")
 
 
+class BadWords:
+    """Text that never appears: whichever token would complete a word, however it is cut, is impossible.
+
+    What was said before the answer is not meant, and tokens without text change nothing.
+    """
+
+    masks = True
+
+    def __init__(self, words: Sequence[bytes], lexicon: Lexicon) -> None:
+        self._lexicon = lexicon
+        self._whole = [lexicon.containing(word) for word in words]
+        self._longest = max(map(len, words)) - 1  # bytes of the answer that may begin a word
+        rests: dict[bytes, list[bytes]] = {}
+        for word in words:
+            for cut in range(1, len(word)):
+                rests.setdefault(word[:cut], []).append(word[cut:])
+        #: Ids that complete a word, by the bytes before them.
+        self._completing = {begin: [lexicon.starting(rest) for rest in ends] for begin, ends in rests.items()}
+
+    @classmethod
+    def of(cls, setting: Setting) -> Self | None:
+        words, lexicon = setting.sampling.bad_words, setting.vocabulary.lexicon
+        if not words or lexicon is None:
+            return None
+        return cls([word.encode() for word in words], lexicon)
+
+    def apply(self, logits_V: torch.Tensor, past: Past) -> None:
+        tail = self._tail(past.answer)
+        found = list(self._whole)
+        for size in range(1, len(tail) + 1):
+            found.extend(self._completing.get(tail[-size:], ()))
+        if found:
+            logits_V[torch.from_numpy(np.concatenate(found)).to(logits_V.device)] = float("-inf")
+
+    def _tail(self, answer: Sequence[int]) -> bytes:
+        tail = b""
+        for token in reversed(answer):
+            if len(tail) >= self._longest:
+                break
+            tail = self._lexicon[token] + tail
+        return tail[max(0, len(tail) - self._longest) :]
+
+
 class NoEnd:
     """No token that ends the answer before min_tokens others."""
 
@@ -248,7 +297,7 @@ class Thinking:
 
 
 #: Every processor, in the order in which they apply: what forbids comes after what only weighs.
-ORDER: tuple[type[Processor], ...] = (Repetition, Frequency, Bias, Plugged, Allowed, Bad, NoEnd, Thinking)
+ORDER: tuple[type[Processor], ...] = (Repetition, Frequency, Bias, Plugged, Allowed, Bad, BadWords, NoEnd, Thinking)
 
 
 def _called(name: str, function: LogitsProcessor, tokens: tuple[int, ...], logits_V: torch.Tensor) -> torch.Tensor:

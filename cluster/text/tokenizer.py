@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import jinja2
 import tokenizers
 
 from cluster.errors import ModelCorrupt, ModelNotFound, RequestError, TokenizerMismatch
+from cluster.text.lexicon import Lexicon, read_lexicon
 from cluster.text.template import ChatTemplate
 
 _OLDER_FORMATS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -106,6 +108,11 @@ class Tokenizer:
         """Id of one token by its name, such as "<|im_end|>"; None when there is none."""
         found: int | None = self._backend.token_to_id(token)
         return found
+
+    @cached_property
+    def lexicon(self) -> Lexicon:
+        """Bytes of each token."""
+        return read_lexicon(self._backend)
 
     def stream(self, prompt_ids: Sequence[int]) -> TextStream:
         """Text of what follows `prompt_ids`, token by token."""

@@ -25,6 +25,7 @@ from cluster.model.processors import LogitsProcessor, Vocabulary
 from cluster.model.runner import Flight
 from cluster.model.sample import Shape, draw, noise_key, probabilities, shape_logits
 from cluster.request import Request, RuleName, Sampling, Speculation
+from cluster.text.lexicon import Lexicon
 from cluster.text.stream import OpenStream
 from cluster.verify.ending import Cut, Ending
 from cluster.verify.prompt import PromptLogprobs, logprobs_of
@@ -83,8 +84,10 @@ class Judge:
         eos_ids: frozenset[int],
         open_stream: OpenStream | None,
         plugged: Mapping[str, LogitsProcessor] | None = None,
+        lexicon: Lexicon | None = None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._vocabulary = Vocabulary(eos_ids, lexicon)
         self._plugged = plugged or {}
         self._eos_ids = eos_ids
         self._open_stream = open_stream
@@ -95,6 +98,11 @@ class Judge:
         """What a request may name as its logits processors."""
         return tuple(self._plugged)
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether words can be forbidden by their text."""
+        return self._vocabulary.lexicon is not None
+
     def open(self, sequence: int, request: Request) -> None:
         sampling = request.sampling
         stream = self._open_stream(request.prompt) if self._open_stream is not None else None
@@ -103,7 +111,7 @@ class Judge:
             speculation=request.speculation,
             prompt_len=len(request.prompt),
             length=len(request.prompt),
-            history=History(request.prompt, sampling, Vocabulary(self._eos_ids), self._plugged),
+            history=History(request.prompt, sampling, self._vocabulary, self._plugged),
             ending=Ending(sampling, self._eos_ids, stream),
             told=PromptLogprobs(request.prompt, sampling.prompt_logprobs),
         )

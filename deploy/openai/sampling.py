@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from cluster.errors import RequestError
-from cluster.request import MAX_LOGPROBS, Sampling
+from cluster.request import MAX_BAD_WORD, MAX_LOGPROBS, Sampling
 from deploy.asks import Words
 
 TokenId = Annotated[StrictInt, Field(ge=0)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
-Word = Annotated[str, Field(min_length=1, max_length=200)]
+Word = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD)]
 
 #: The mark that ends thinking where a body names none.
 THINK_END = "</think>"
@@ -93,6 +93,8 @@ class SamplingFields(StrictBody):
                 stop=stop,
                 stop_ids=tuple(self.stop_token_ids or ()),
                 allowed_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+                bad_words=tuple(word for word in self.bad_words or () if isinstance(word, str)),
+                bad_ids=tuple(tuple(word) for word in self.bad_words or () if not isinstance(word, str)),
                 logits_processors=tuple(self.logits_processors or ()),
                 logit_bias=_biases(self.logit_bias),
                 logprobs=self.wanted_logprobs(),
@@ -104,9 +106,8 @@ class SamplingFields(StrictBody):
         """What is said in text, or may be. RequestError as above."""
         if self.thinking_token_budget is None and self.think_end is not None:
             raise RequestError("think_end needs thinking_token_budget", "think_end")
-        bad = tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words or ())
         end = self.think_end or THINK_END
-        return Words(bad, self.thinking_token_budget, end if isinstance(end, str) else tuple(end))
+        return Words(self.thinking_token_budget, end if isinstance(end, str) else tuple(end))
 
 
 def in_api_words(error: RequestError) -> RequestError:

@@ -47,6 +47,7 @@ def broken(seen: Sequence[int], logits_V: torch.Tensor) -> torch.Tensor:
 
 PLUGGED: Mapping[str, LogitsProcessor] = {"tilted": tilted, "unrepeated": unrepeated, "broken": broken}
 
+words = st.text("abcdef", min_size=1, max_size=4)
 sequences = st.lists(tokens, min_size=1, max_size=3).map(tuple)
 
 
@@ -61,6 +62,9 @@ def every_samplings(draw: st.DrawFn) -> Sampling:
         include_stop=draw(st.booleans()),
         allowed_ids=draw(st.one_of(st.none(), st.lists(tokens, min_size=1, max_size=5).map(tuple))),
         bad_ids=draw(st.one_of(st.just(()), st.lists(sequences, max_size=4).map(tuple))),
+        bad_words=draw(
+            st.one_of(st.just(()), st.lists(st.text("abcdef", min_size=1, max_size=4), max_size=3).map(tuple))
+        ),
         thinking_tokens=budget,
         think_end=() if budget is None else draw(sequences),
         prompt_logprobs=draw(st.sampled_from((None, None, 0, 2))),
@@ -122,6 +126,10 @@ def keeps_its_word(request: Request, answer: Answer) -> None:
         assert set(free) <= set(sampling.allowed_ids)
     for bad in sampling.bad_ids:
         ends = [at + len(bad) - 1 for at in range(len(said)) if said[at : at + len(bad)] == bad]
+        assert all(place in forced for place in ends)
+    letters = bytes(token + ord("a") for token in said).decode()
+    for word in sampling.bad_words:
+        ends = [at + len(word) - 1 for at in range(len(said)) if letters.startswith(word, at)]
         assert all(place in forced for place in ends)
     if answer.finish == "stop":
         assert len(said) > sampling.min_tokens
