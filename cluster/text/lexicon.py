@@ -59,21 +59,21 @@ def read_lexicon(backend: tokenizers.Tokenizer) -> Lexicon:
     spelled = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for piece, token in vocabulary.items():
         if token not in added:
-            spelled[token] = spell(piece)
+            spelled[token] = spell(piece, token)
         elif not added[token].special:
             spelled[token] = added[token].content.encode()
     return Lexicon(spelled)
 
 
-def _speller(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
-    """Bytes of one piece of the vocabulary."""
+def _speller(backend: tokenizers.Tokenizer) -> Callable[[str, int], bytes]:
+    """Bytes of one piece of the vocabulary and its id."""
     kinds = set(_kinds(json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}))
     if "ByteLevel" in kinds:
         table = _byte_level()
-        return lambda piece: bytes(map(table.__getitem__, piece)) if table.keys() >= set(piece) else piece.encode()
+        return lambda piece, _: bytes(map(table.__getitem__, piece)) if table.keys() >= set(piece) else piece.encode()
     if kinds & {"ByteFallback", "Metaspace"}:
-        return _marked
-    return lambda piece: _after_another(backend, piece)
+        return lambda piece, _: _marked(piece)
+    return lambda _, token: _after_another(backend, token)
 
 
 def _kinds(decoder: Mapping[str, Any]) -> Iterator[str]:
@@ -94,9 +94,8 @@ def _marked(piece: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else piece.replace(_MARKED_SPACE, " ").encode()
 
 
-def _after_another(backend: tokenizers.Tokenizer, piece: str) -> bytes:
-    """A decoder of another kind is asked: what does the piece add behind itself?"""
-    token = backend.token_to_id(piece)
+def _after_another(backend: tokenizers.Tokenizer, token: int) -> bytes:
+    """A decoder of another kind is asked: what does the token add behind itself?"""
     once, twice = (str(backend.decode([token] * times, skip_special_tokens=True)) for times in (1, 2))
     return twice[len(once) :].encode() if twice.startswith(once) else once.encode()
 
