@@ -91,7 +91,8 @@ class SchedulerConfig(StrictModel):
     max_waiting: Whole = Field(256, ge=0, description="most requests waiting; one more is refused as overload")
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs",
-        description="who starts first and who gives way: by arrival, or by the request's `priority`, lower first",
+        description="who starts first and who gives way: by arrival, or by the request's `priority`, lower first, "
+        "where a lower one that waits also takes the place of a higher one that runs",
     )
     fair: bool = Field(False, description="among equals the caller (`user`) served least so far starts next")
 

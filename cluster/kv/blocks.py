@@ -57,6 +57,10 @@ class BlockPool:
         """True when nobody references the block, so that taking it costs an available one."""
         return block in self._cached
 
+    def is_sole(self, block: int) -> bool:
+        """True when one sequence alone references the block."""
+        return self._refs[block] == 1
+
     def allocate(self, count: int) -> list[int] | None:
         """`count` blocks with one reference each and no key, or None and no change."""
         if count > self.available:

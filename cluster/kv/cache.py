@@ -110,6 +110,10 @@ class KVCache:
         if table is not None:
             self._pool.release(table.blocks)
 
+    def held_alone(self, sequence: int) -> int:
+        """How many blocks nobody else holds: so many more could be taken if the sequence gave its own back."""
+        return sum(self._pool.is_sole(block) for block in self._tables[sequence].blocks)
+
     def holds(self, sequence: int) -> bool:
         return sequence in self._tables
 

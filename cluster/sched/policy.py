@@ -23,6 +23,10 @@ _KEYS_KEPT = 4096
 class Policy(Protocol):
     """An order of sequences. Ties are broken by arrival: ids grow with it."""
 
+    @property
+    def displaces(self) -> bool:
+        """Whether `outranks` is ever true."""
+
     def check(self, request: Request) -> None:
         """Raise RequestError when the request asks for what this order does not look at."""
 
@@ -41,9 +45,14 @@ class Policy(Protocol):
     def importance(self, sequence: Sequence) -> Rank:
         """Among those that run: the largest gives way first."""
 
+    def outranks(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether one that waits may take the place of one that runs, where there is no other."""
+
 
 class Fcfs:
     """First come, first served; the newest gives way."""
+
+    displaces = False
 
     def check(self, request: Request) -> None:
         if request.priority:
@@ -63,9 +72,17 @@ class Fcfs:
     def importance(self, sequence: Sequence) -> Rank:
         return (sequence.id,)
 
+    def outranks(self, waiting: Sequence, running: Sequence) -> bool:  # noqa: ARG002  # nobody is sent back here
+        return False
+
 
 class ByPriority(Fcfs):
-    """Lower priority numbers first, equals first come, first served; the least important, newest gives way."""
+    """Lower priority numbers first, equals first come, first served; the least important, newest gives way.
+
+    It gives way to one that waits and has a lower number, too; never to an equal.
+    """
+
+    displaces = True
 
     def check(self, request: Request) -> None: ...
 
@@ -74,6 +91,9 @@ class ByPriority(Fcfs):
 
     def importance(self, sequence: Sequence) -> Rank:
         return (sequence.request.priority, sequence.id)
+
+    def outranks(self, waiting: Sequence, running: Sequence) -> bool:
+        return waiting.request.priority < running.request.priority
 
 
 class Fair:
@@ -88,6 +108,10 @@ class Fair:
         self._inner = inner
         self._service: OrderedDict[str, int] = OrderedDict()
         self._live: dict[str, int] = {}
+
+    @property
+    def displaces(self) -> bool:
+        return self._inner.displaces
 
     def check(self, request: Request) -> None:
         self._inner.check(request)
@@ -116,6 +140,9 @@ class Fair:
 
     def importance(self, sequence: Sequence) -> Rank:
         return self._inner.importance(sequence)
+
+    def outranks(self, waiting: Sequence, running: Sequence) -> bool:
+        return self._inner.outranks(waiting, running)
 
     def _forget(self) -> None:
         """Those longest away go first."""

@@ -32,10 +32,11 @@ class Limits:
 
 @dataclass(slots=True)
 class _Draftboard:
-    """A plan being made: rows by sequence and the budget left."""
+    """A plan being made: rows by sequence, the budget left, and whether blocks ran short for those that run."""
 
     rows: dict[int, PlanRow]
     budget: int
+    short: bool = False
 
     def add(self, row: PlanRow) -> None:
         self.rows[row.sequence] = row
@@ -106,9 +107,8 @@ class Scheduler:
         self._round += 1
         board = _Draftboard({}, knobs.token_budget)
         by_sequence = {offer.sequence: offer for offer in offers}
-        preempted = self._plan_running(board, by_sequence, knobs)
-        if not preempted:
-            self._admit(board)
+        self._plan_running(board, by_sequence, knobs)
+        self._admit(board)
         return Plan(self._round, tuple(board.rows.values()), knobs)
 
     def commit(self, plan: Plan, verdicts: SequenceOf[Verdict]) -> list[Delta]:
@@ -141,8 +141,8 @@ class Scheduler:
     def _idle_places(self) -> int:
         return max(0, self._limits.max_sequences - len(self._running))
 
-    def _plan_running(self, board: _Draftboard, offers: Mapping[int, Offer], knobs: Knobs) -> bool:
-        """Rows of running sequences, those ready to decode first; True if one was preempted.
+    def _plan_running(self, board: _Draftboard, offers: Mapping[int, Offer], knobs: Knobs) -> None:
+        """Rows of running sequences, those ready to decode first, the rest behind waiting ones that outrank them.
 
         Drafts take what the known tokens behind them leave of the budget, and leave one for a
         request that could start: a guess for one sequence is never worth a step of another.
@@ -150,10 +150,13 @@ class Scheduler:
         order = sorted(self._running, key=self._policy.importance)
         ready = [sequence for sequence in order if sequence.pending == 1]
         filling = [sequence for sequence in order if sequence.pending > 1]
-        before = len(self._running)
-        later = sum(sequence.pending for sequence in self._running) + bool(self._waiting and self._idle_places())
+        head = self._head()
+        later = sum(sequence.pending for sequence in self._running) + self._could_start(head)
         for sequence in (*ready, *filling):
             later -= sequence.pending
+            if head is not None and sequence.pending > 1 and self._policy.outranks(head, sequence):
+                self._admit(board, before=sequence)
+                head = self._head()
             if board.budget <= 0:
                 break
             if sequence not in self._running:  # gave way to a more important one in this very plan
@@ -163,7 +166,12 @@ class Scheduler:
                 board.add(self._with_table(row))
             elif sequence in self._running:  # room without the drafts only
                 board.add(self._with_table(_without_drafts(row)))
-        return len(self._running) < before
+
+    def _could_start(self, head: Sequence | None) -> bool:
+        """Whether there is a place for the next that waits, or one that it may take."""
+        if head is None:
+            return False
+        return self._idle_places() > 0 or any(self._policy.outranks(head, other) for other in self._running)
 
     def _row(self, sequence: Sequence, offer: Offer | None, knobs: Knobs, budget: int, later: int = 0) -> PlanRow:
         count = min(sequence.pending, budget)
@@ -196,34 +204,59 @@ class Scheduler:
         needed = row.end - row.drafts
         while not self._cache.reserve(sequence.id, needed):
             victim = max(self._running, key=self._policy.importance)
-            board.drop(victim.id)
-            self._preempt(victim)
+            board.short = True
+            self._preempt(victim, board)
             if victim is sequence:
                 return False
         return row.drafts == 0
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, board: _Draftboard) -> None:
         """Back to the queue, where its place is by the policy; its tokens stay known and are recomputed later."""
+        board.drop(sequence.id)
         self._running.remove(sequence)
         self._cache.release(sequence.id)
         sequence.computed_len = 0
         sequence.tally.preemptions += 1
         self._waiting.append(sequence)
 
-    def _admit(self, board: _Draftboard) -> None:
-        """Start waiting sequences in order while places, budget and blocks last."""
-        while board.budget > 0 and len(self._running) < self._limits.max_sequences:
-            sequence = min((s for s in self._waiting if not self._held(s)), key=self._policy.turn, default=None)
-            if sequence is None:
+    def _admit(self, board: _Draftboard, before: Sequence | None = None) -> None:
+        """Start waiting sequences in order while places, budget and blocks last; only those that outrank `before`.
+
+        Nobody starts in a step in which blocks ran short.
+        """
+        while board.budget > 0 and not board.short:
+            sequence = self._head()
+            if sequence is None or (before is not None and not self._policy.outranks(sequence, before)):
                 return
-            spare = len(self._running)  # a block each for those already running to grow into
-            if not self._fits(sequence, spare):
-                if self._running:
-                    return
-                if not self._fits(sequence, 0):
+            if not self._make_way(sequence, board):
+                if not self._running:
                     raise BrokenInvariant(f"sequence {sequence.id} can never fit; submit should have refused it")
+                return
             self._waiting.remove(sequence)
             self._start(sequence, board)
+
+    def _head(self) -> Sequence | None:
+        """Who starts next, where a place is free or may become so."""
+        if not self._idle_places() and not self._policy.displaces:
+            return None
+        return min((s for s in self._waiting if not self._held(s)), key=self._policy.turn, default=None)
+
+    def _make_way(self, sequence: Sequence, board: _Draftboard) -> bool:
+        """Whether there is a place and room to start: as it is, or once the least important that it outranks left.
+
+        A block is spared for each that runs on to grow into. Nobody leaves for one that could not start even so.
+        """
+        outranked = [other for other in self._running if self._policy.outranks(sequence, other)]
+        outranked.sort(key=self._policy.importance, reverse=True)
+        freed = 0
+        for count, victim in enumerate([None, *outranked]):
+            freed += 0 if victim is None else self._cache.held_alone(victim.id)
+            left = len(self._running) - count
+            if left < self._limits.max_sequences and self._fits(sequence, left - freed):
+                for other in outranked[:count]:
+                    self._preempt(other, board)
+                return self._fits(sequence, left)
+        return False
 
     def _held(self, sequence: Sequence) -> bool:
         """Whether another of its group is computing the prompt whose blocks the two can share."""

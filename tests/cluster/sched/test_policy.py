@@ -81,6 +81,67 @@ def test_the_least_important_gives_way_when_blocks_run_short(policy: type[Policy
     assert {name: answer.tokens for name, answer in told.items()} == {n: plain[n][n].tokens for n in plain}
 
 
+def preempted(told: Sequence[Delta]) -> set[str]:
+    return {delta.request for delta in told if delta.statistics.preemptions}
+
+
+@pytest.mark.parametrize(("policy", "sent_back"), [(Fair(Fcfs()), set()), (ByPriority(), {"b"})])
+def test_an_urgent_request_takes_the_place_of_the_least_important_that_runs(policy: Policy, sent_back: set) -> None:
+    """Two run, and all are told their own answer in the end; of two alike the newer gives way, none for an equal."""
+    setup = replace(SINGLE, max_sequences=2)
+    looks = order_looks_at_priority(policy)
+    long = Sampling(12, temperature=1.0, seed=3, ignore_eos=True)
+    engine = fake_engine(setup, LAWS, policy=policy)
+    told: list[Delta] = []
+    for name, priority in {"a": 1, "b": 1, "c": 1, "urgent": 0, "d": 1}.items():
+        engine.submit(ask(name, long, priority=priority if looks else 0))
+        told += [delta for _ in range(2) for delta in engine.step()]
+    assert ("urgent" in {delta.request for delta in told}) is looks
+    told += drained(engine)
+    assert preempted(told) == sent_back
+    ended = [delta.request for delta in told if delta.finish]
+    assert ended == (["a", "urgent", "b", "c", "d"] if looks else ["a", "b", "c", "urgent", "d"])
+    for name in ended:
+        tokens = [token for delta in told if delta.request == name for token in delta.tokens]
+        assert tuple(tokens) == run(fake_engine(setup, LAWS), [ask(name, long)])[name].tokens
+
+
+def test_an_urgent_request_takes_blocks_from_as_few_as_it_needs() -> None:
+    setup = FakeSetup(block_tokens=2, num_blocks=12, prefix=False, knobs=Knobs(k=0, token_budget=32, adaptive=False))
+    engine = fake_engine(setup, LAWS, policy=ByPriority())
+    for name, priority in {"first": 1, "second": 3, "third": 2}.items():
+        engine.submit(ask(name, Sampling(4, ignore_eos=True), prompt=(1, 2, 3, 4), priority=priority))
+    engine.step()
+    assert engine.status.running == 3  # of 2 or 3 blocks each
+    engine.submit(ask("urgent", prompt=(1, 2, 3, 4, 5, 6), priority=0))
+    told = drained(engine)
+    assert preempted(told) == {"second"}
+
+
+def test_nobody_leaves_for_one_that_could_not_start_even_so() -> None:
+    """What it lacks is held by its equals: the unimportant keep their place."""
+    setup = FakeSetup(block_tokens=2, num_blocks=12, prefix=False, knobs=Knobs(k=0, token_budget=32, adaptive=False))
+    engine = fake_engine(setup, LAWS, policy=ByPriority())
+    engine.submit(ask("equal", Sampling(4, ignore_eos=True), prompt=(1,) * 12, priority=0))
+    engine.submit(ask("small", Sampling(2, ignore_eos=True), prompt=(1, 2), priority=1))
+    engine.step()
+    engine.submit(ask("large", Sampling(4, ignore_eos=True), prompt=(2,) * 14, priority=0))
+    told = [delta for _ in range(1) for delta in engine.step()]
+    assert "small" in {delta.request for delta in told if delta.finish == "length"}
+    assert preempted(told + drained(engine)) == set()
+
+
+def test_an_urgent_request_goes_before_a_long_prompt_under_way() -> None:
+    """The budget of a step goes to the more important prompt first, though another is half computed."""
+    setup = FakeSetup(num_blocks=100, knobs=Knobs(k=0, token_budget=8, adaptive=False))
+    engine = fake_engine(setup, LAWS, policy=ByPriority())
+    engine.submit(ask("long", prompt=(1,) * 60, priority=1))
+    engine.step()
+    engine.submit(ask("urgent", prompt=(2,) * 8))
+    assert [delta.request for delta in engine.step()] == ["urgent"]
+    assert preempted(drained(engine)) == set()
+
+
 def test_a_greedy_key_waits_for_the_others() -> None:
     """Ten requests of one caller and then two of another: the second caller does not wait for all ten."""
     asked = [ask(f"greedy{n}", key="greedy") for n in range(10)] + [ask(f"modest{n}", key="modest") for n in range(2)]
