@@ -87,8 +87,8 @@ class StepTimes:
 class Acceptance:
     """How often the draft's likeliest token is the target's, and how near it is where it is not.
 
-    alphas: the chance after 0, 1, 2, ... agreements in a row since the last miss; the last one holds
-    from there on. One number: independent of what came before.
+    alphas: the chance that a draft token stands given that those before it did, by position; the last one holds
+    beyond. One number: the same everywhere.
     miss_power: after a miss the target's token is not among the draft's next j with chance
     (1 + j) ** -miss_power (the power law of algorithm SSD, arXiv 2603.03251, theorem 12).
     """
@@ -102,9 +102,9 @@ class Acceptance:
         if self.miss_power <= 0:
             raise ConfigError(f"the power of misses must be above 0, not {self.miss_power}")
 
-    def after(self, run: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The chance of one more agreement after runs of these lengths."""
-        return np.array(self.alphas)[np.minimum(run, len(self.alphas) - 1)]
+    def chances(self, k: int) -> npt.NDArray[np.float64]:
+        """By position, of a draft of k tokens and the bonus token after it: float64 [k + 1]."""
+        return np.array(self.alphas)[np.minimum(np.arange(k + 1), len(self.alphas) - 1)]
 
 
 class Script:
@@ -130,18 +130,23 @@ class Script:
         """What the target says at positions start, start + 1, ..."""
         return tuple(self.tokens_LP[lane, start : start + count].tolist())
 
-    def ranks(self, acceptance: Acceptance) -> npt.NDArray[np.int64]:
-        """At which rank the draft has the target's token, int64 [L, P]: 0 where they agree."""
-        chance = np.stack([self._stream(lane, _AGREEMENT).random(self.length) for lane in range(self.lanes)])
-        spread = np.stack([self._stream(lane, _MISSES).random(self.length) for lane in range(self.lanes)])
+    def ranks(self, acceptance: Acceptance, k: int) -> npt.NDArray[np.int64]:
+        """At which rank the draft has the target's token, int64 [L, P]: 0 where they agree.
+
+        The chance of agreement follows the run of agreements before it, and begins anew after a miss and after k + 1 of
+        them: rounds of k drafts that follow one another see the acceptance by position that was asked for.
+        """
+        draws_LP = np.stack([self._stream(lane, _AGREEMENT).random(self.length) for lane in range(self.lanes)])
+        spread_LP = np.stack([self._stream(lane, _MISSES).random(self.length) for lane in range(self.lanes)])
         # floor(v ** (-1 / r)) exceeds j with chance (1 + j) ** -r.
-        near = np.minimum(np.maximum(spread, 1e-12) ** (-1.0 / acceptance.miss_power), WIDTH - 1).astype(np.int64)
-        run = np.zeros(self.lanes, np.int64)
-        agree = np.empty(chance.shape, np.bool_)
+        near_LP = np.minimum(np.maximum(spread_LP, 1e-12) ** (-1.0 / acceptance.miss_power), WIDTH - 1).astype(np.int64)
+        chances = acceptance.chances(k)
+        agree_LP = np.empty(draws_LP.shape, np.bool_)
+        run_L = np.zeros(self.lanes, np.int64)
         for position in range(self.length):
-            agree[:, position] = chance[:, position] < acceptance.after(run)
-            run = np.where(agree[:, position], run + 1, 0)
-        return np.where(agree, 0, near)
+            agree_LP[:, position] = draws_LP[:, position] < chances[run_L]
+            run_L = np.where(agree_LP[:, position], (run_L + 1) % (k + 1), 0)
+        return np.where(agree_LP, 0, near_LP)
 
     def _stream(self, lane: int, stream: int) -> np.random.Generator:
         return np.random.default_rng((self.seed, lane, stream))
