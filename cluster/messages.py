@@ -136,6 +136,7 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # likeliest first
+    rank: int = 0  # of the token: one more than how many are likelier; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from cluster.errors import OutriderError
 from cluster.messages import Delta, TokenLogprob
 from cluster.request import Request
 from cluster.text.tokenizer import Tokenizer
-from deploy.asks import Ask, Card, Piece, Spelled
+from deploy.asks import Ask, Card, Echo, Piece, Spelled
 from deploy.openai.answer import Service
 from deploy.openai.routes import openai_app
 from deploy.openai.stream import Json
@@ -147,13 +147,15 @@ class EngineReplica:
     async def generate(self, wanted: Ask) -> AsyncIterator[Piece]:
         """Pieces of one answer. Closing or cancelling aborts the request in the engine."""
         request = await self._request(wanted)
+        echo = self._echo(wanted.prompt, request.prompt) if wanted.echo else None
         deltas = self._verifier.generate.options(num_returns="streaming").remote(request, wanted.stream)
         finished = False
         try:
             async for reference in deltas:
                 delta = await reference
                 finished = delta.finish is not None
-                yield self._piece(delta)
+                yield self._piece(delta, echo)
+                echo = None
         except RayError as error:
             raise translate(error) from error
         finally:
@@ -197,12 +199,19 @@ class EngineReplica:
             wanted.priority,
         )
 
-    def _piece(self, delta: Delta) -> Piece:
+    def _echo(self, prompt: Any, ids: tuple[int, ...]) -> Echo:
+        text = prompt if isinstance(prompt, str) else self._tokenizer.decode(ids)
+        return Echo(text, replace(self._spelled(TokenLogprob(ids[0], 0.0)), logprob=None))
+
+    def _piece(self, delta: Delta, echo: Echo | None) -> Piece:
         logprobs = tuple(self._spelled(entry) for entry in delta.logprobs)
         told = tuple(self._spelled(entry) for entry in delta.prompt_logprobs)
-        return Piece(delta.text, delta.tokens, logprobs, delta.finish, delta.statistics, told)
+        return Piece(delta.text, delta.tokens, logprobs, delta.finish, delta.statistics, told, echo)
 
     def _spelled(self, entry: TokenLogprob) -> Spelled:
-        top = tuple(self._spelled(TokenLogprob(token, logprob)) for token, logprob in entry.top)
+        top = tuple(
+            self._spelled(TokenLogprob(token, logprob, rank=rank))
+            for rank, (token, logprob) in enumerate(entry.top, start=1)
+        )
         text = self._tokenizer.decode([entry.token])
-        return Spelled(entry.token, text, self._tokenizer.lexicon[entry.token], entry.logprob, top)
+        return Spelled(entry.token, text, self._tokenizer.lexicon[entry.token], entry.logprob, top, entry.rank)

@@ -35,6 +35,7 @@ class Ask:
     prompt: text as it is, token ids as they are, or a conversation to be put through the model's
     chat template.
     stream: whether pieces are wanted as they come or as one.
+    echo: whether the first piece says the prompt again.
     group, key, priority: as in cluster.request.Request.
     """
 
@@ -48,22 +49,38 @@ class Ask:
     group: str = ""
     key: str = ""
     priority: int = 0
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """One token and its raw log-probability. `data`: its bytes, maybe a part of a character."""
+    """One token and its raw log-probability; None: nothing comes before it.
+
+    data: its bytes, maybe a part of a character. rank: 1 for the likeliest; 0: not known.
+    """
 
     token: int
     text: str
     data: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[Spelled, ...] = ()
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt said again: its text and its first token; `Piece.prompt_logprobs` tells of the others."""
+
+    text: str
+    first: Spelled
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """News of one answer since its last piece; the last piece carries `finish`, the first `prompt_logprobs`."""
+    """News of one answer since its last piece.
+
+    The last piece carries `finish`, the first `prompt_logprobs` and `echo`, where they were asked for.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -71,6 +88,7 @@ class Piece:
     finish: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
     prompt_logprobs: tuple[Spelled, ...] = ()
+    echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True)

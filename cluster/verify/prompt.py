@@ -36,15 +36,14 @@ class PromptLogprobs:
 
 
 def logprobs_of(raw_PV: torch.Tensor, tokens: Sequence[int], alternatives: int) -> tuple[TokenLogprob, ...]:
-    """Log-softmax of one token a row, with the likeliest alternatives."""
+    """Log-softmax of one token a row with its rank, and the likeliest alternatives."""
     logprobs_PV = torch.log_softmax(raw_PV.float(), dim=1)
-    chosen = (
-        logprobs_PV.gather(1, torch.tensor(tokens, dtype=torch.int64, device=raw_PV.device).unsqueeze(1))
-        .squeeze(1)
-        .tolist()
-    )
+    tokens_P1 = torch.tensor(tokens, dtype=torch.int64, device=raw_PV.device).unsqueeze(1)
+    chosen_P1 = logprobs_PV.gather(1, tokens_P1)
+    likelier_P = (logprobs_PV > chosen_P1).sum(dim=1).tolist()
     values, indices = logprobs_PV.topk(min(alternatives, logprobs_PV.shape[1]), dim=1)
+    told = zip(tokens, chosen_P1.squeeze(1).tolist(), indices.tolist(), values.tolist(), likelier_P, strict=True)
     return tuple(
-        TokenLogprob(token, logprob, tuple(zip(ids, tops, strict=True)))
-        for token, logprob, ids, tops in zip(tokens, chosen, indices.tolist(), values.tolist(), strict=True)
+        TokenLogprob(token, logprob, tuple(zip(ids, tops, strict=True)), likelier + 1)
+        for token, logprob, ids, tops, likelier in told
     )

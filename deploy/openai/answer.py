@@ -95,6 +95,7 @@ class Service:
             logprobs=logprobs,
             prompt_logprobs=body.prompt_logprobs is not None,
             usage_last=body.wants_usage,
+            silent=body.silent,
         )
         return kind(self.name, layout)
 

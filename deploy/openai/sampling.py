@@ -64,6 +64,9 @@ class SamplingFields(StrictBody):
     def wanted_logprobs(self) -> int | None:
         raise NotImplementedError
 
+    def wanted_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
     def length(self) -> int | None:
         return self.max_tokens
 
@@ -82,7 +85,7 @@ class SamplingFields(StrictBody):
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
             "include_stop": self.include_stop_str_in_output,
-            "prompt_logprobs": self.prompt_logprobs,
+            "prompt_logprobs": self.wanted_prompt_logprobs(),
         }
         values: dict[str, Any] = {"max_tokens": default_max_tokens}
         values |= {name: value for name, value in given.items() if value is not None}

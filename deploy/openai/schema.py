@@ -31,7 +31,8 @@ MAX_N, MAX_BEST_OF = 8, 16
 #: Fields that say something about the caller or the bill, never about the answer.
 INERT = frozenset({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                    "prompt_cache_retention", "parallel_tool_calls", "verbosity"})  # fmt: skip
-#: Fields of the API that change the answer and are not served, each with the values that ask for nothing.
+#: Fields of the API that change the answer and are not served (`echo`: by one endpoint), each with the values that
+#: ask for nothing.
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "prediction": (),
@@ -98,6 +99,16 @@ class Common(SamplingFields):
         return bool(self.stream)
 
     @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
+
+    @property
+    def silent(self) -> bool:
+        """Whether no answer is wanted, only what is said of the prompt."""
+        return False
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -129,6 +140,7 @@ class Common(SamplingFields):
                 group=group if n > 1 else "",
                 key=self.user or "",
                 priority=self.priority or 0,
+                echo=self.echoes,
             )
             for prompt, seed, group in zip(prompts, seeds, (uuid.uuid4().hex for _ in prompts), strict=False)
             for i in range(n)
@@ -147,8 +159,9 @@ class Common(SamplingFields):
             raise RequestError("prompt_logprobs come with a whole response; leave out stream", "prompt_logprobs")
 
     def _nth(self, sampling: Sampling, i: int) -> Sampling:
-        """The ith answer to a prompt: only the first tells of it; those to choose from are all measured."""
-        if i:
+        """The ith answer to a prompt: only the first tells of it, unless each does so in its own text; those to
+        choose from are all measured."""
+        if i and not self.echoes:
             sampling = replace(sampling, prompt_logprobs=None)
         choosing = self.per_prompt > (self.n or 1) and sampling.logprobs is None
         return replace(sampling, logprobs=0) if choosing else sampling
@@ -191,6 +204,18 @@ class TextBody(Common):
 
     prompt: str | Ids | Texts
     logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: StrictBool | None = None
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def silent(self) -> bool:
+        return self.echoes and self.max_tokens == 0
+
+    def length(self) -> int | None:
+        return 1 if self.silent else self.max_tokens  # the engine always goes one token beyond a prompt
 
     def prompts(self) -> list[str | tuple[int, ...] | Conversation]:
         if isinstance(self.prompt, str):
@@ -200,6 +225,9 @@ class TextBody(Common):
 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
+
+    def wanted_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echoes and self.prompt_logprobs is None else self.prompt_logprobs
 
 
 #: Every name a location of an error may consist of.
@@ -218,10 +246,11 @@ def read(kind: type[Body], body: Any) -> Body:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     kept = {}
+    unserved = UNSERVED.keys() - kind.model_fields.keys()
     for name, value in body.items():
-        if name in INERT or (name in UNSERVED and (value is None or value in UNSERVED[name])):
+        if name in INERT or (name in unserved and (value is None or value in UNSERVED[name])):
             continue
-        if name in UNSERVED:
+        if name in unserved:
             raise RequestError(f"{name}={_short(value)} is not supported by this server; leave it out", name)
         kept[name] = value
     try:

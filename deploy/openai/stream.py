@@ -10,10 +10,11 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from cluster.messages import SourceCount, Statistics
+from cluster.request import FinishReason
 from deploy.asks import Piece, Spelled
 
 Json = dict[str, Any]
@@ -26,13 +27,15 @@ class _Choice:
     text: str = ""
     logprobs: list[Spelled] = field(default_factory=list)
     prompt_logprobs: tuple[Spelled, ...] = ()
+    echoed: int = 0  # entries of `logprobs` that are the prompt's
     finish: str | None = None
     statistics: Statistics = field(default_factory=Statistics)
 
     @property
     def mean_logprob(self) -> float:
         """Of the answer's tokens, raw: how likely the model found it, whatever its length."""
-        return sum(entry.logprob for entry in self.logprobs) / max(1, len(self.logprobs))
+        own = [entry.logprob or 0.0 for entry in self.logprobs[self.echoed :]]
+        return sum(own) / max(1, len(own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Layout:
 
     count: answers made, `per_prompt` consecutive ones to each prompt, of which the best `shown` are
     shown. logprobs, prompt_logprobs: whether they are told. usage_last: whether chunks carry
-    `usage`, null in all but the last.
+    `usage`, null in all but the last. silent: what is said of the prompt is all that is wanted.
     """
 
     count: int
@@ -50,6 +53,7 @@ class Layout:
     logprobs: bool = False
     prompt_logprobs: bool = False
     usage_last: bool = False
+    silent: bool = False
 
 
 class Writer(ABC):
@@ -73,17 +77,27 @@ class Writer(ABC):
         return []
 
     def add(self, index: int, piece: Piece) -> None:
+        self._take(index, self._shown(piece))
+
+    def _shown(self, piece: Piece) -> Piece:
+        """What of a piece is put into the response, and in which place."""
+        return piece
+
+    def _take(self, index: int, piece: Piece) -> None:
         choice = self._choices[index]
         choice.text += piece.text
         choice.logprobs.extend(piece.logprobs)
         choice.prompt_logprobs += piece.prompt_logprobs
+        if piece.echo is not None and self._logprobs:
+            choice.echoed = 1 + len(piece.prompt_logprobs)
         choice.finish = piece.finish or choice.finish
         choice.statistics = piece.statistics
 
     def chunk(self, index: int, piece: Piece) -> Json | None:
         """One chunk of a stream; None when the piece has nothing to show."""
         said = len(self._choices[index].text)
-        self.add(index, piece)
+        piece = self._shown(piece)
+        self._take(index, piece)
         if not piece.text and not piece.logprobs and piece.finish is None:
             return None
         body = self._chunk_choice(index, piece, said)
@@ -167,6 +181,16 @@ class TextWriter(Writer):
     object_whole = "text_completion"
     object_chunk = "text_completion"
 
+    def _shown(self, piece: Piece) -> Piece:
+        if self._layout.silent:
+            figures = replace(piece.statistics, output_tokens=0)
+            finish: FinishReason | None = None if piece.finish is None else "length"
+            piece = replace(piece, text="", logprobs=(), finish=finish, statistics=figures)
+        if piece.echo is None:
+            return piece
+        told = (piece.echo.first, *piece.prompt_logprobs) if self._logprobs else ()
+        return replace(piece, text=piece.echo.text + piece.text, logprobs=(*told, *piece.logprobs))
+
     def _chunk_choice(self, index: int, piece: Piece, said: int) -> Json:
         logprobs = _text_logprobs(piece.logprobs, said) if self._logprobs else None
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
@@ -233,17 +257,32 @@ def _chat_logprobs(entries: Sequence[Spelled]) -> Json:
         return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.data)}
 
     return {
-        "content": [spell(entry) | {"top_logprobs": [spell(other) for other in entry.top]} for entry in entries],
+        "content": [
+            spell(entry) | {"top_logprobs": [spell(other) for other in entry.top], "rank": entry.rank}
+            for entry in entries
+        ],
         "refusal": None,
     }
 
 
 def _prompt_logprob(entry: Spelled) -> Json:
     """By token id; the prompt's own token comes first."""
-    return {str(one.token): {"logprob": one.logprob, "decoded_token": one.text} for one in (entry, *entry.top)}
+    return {
+        str(one.token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
+        for one in (entry, *entry.top)
+    }
+
+
+def _alternatives(entry: Spelled) -> Json:
+    """Likeliest first; of those that read the same, the likeliest."""
+    told: Json = {}
+    for one in (*entry.top, entry):
+        told.setdefault(one.text, one.logprob)
+    return told
 
 
 def _text_logprobs(entries: Sequence[Spelled], offset: int) -> Json:
+    """The token itself is among its alternatives, likely or not; the first of a text has none."""
     offsets = []
     for entry in entries:
         offsets.append(offset)
@@ -251,6 +290,6 @@ def _text_logprobs(entries: Sequence[Spelled], offset: int) -> Json:
     return {
         "tokens": [entry.text for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{other.text: other.logprob for other in entry.top} for entry in entries],
+        "top_logprobs": [None if entry.logprob is None else _alternatives(entry) for entry in entries],
         "text_offset": offsets,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from cluster.errors import RequestError
 from cluster.request import Sampling
 from cluster.text.tokenizer import Tokenizer
-from deploy.asks import Ask, Piece, Spelled, Words
+from deploy.asks import Ask, Echo, Piece, Spelled, Words
 from deploy.openai.answer import Service
 from deploy.openai.routes import openai_app
 from deploy.openai.sampling import in_api_words
@@ -35,10 +36,13 @@ class Weighed(FakeBackend):
         self.asks.append(ask)
         chance = self.chances[number % len(self.chances)]
         told = ask.sampling.prompt_logprobs is not None
-        prompt = tuple(Spelled(id_, f"t{id_}", b"t", -id_ / 2, (Spelled(9, "t9", b"t", -0.1),)) for id_ in (1, 2))
+        prompt = tuple(
+            Spelled(id_, f"t{id_}", b"t", -id_ / 2, (Spelled(9, "t9", b"t", -0.1, rank=1),), 2) for id_ in (1, 2)
+        )
+        echo = Echo("t0t1t2", Spelled(0, "t0", b"t", None)) if ask.echo else None
         entry = Spelled(number, str(number), b"n", chance)
         logprobs = (entry,) * (number + 1) if ask.sampling.logprobs is not None else ()
-        yield Piece(str(number), (number,), logprobs, "stop", prompt_logprobs=prompt if told else ())
+        yield Piece(str(number), (number,), logprobs, "stop", prompt_logprobs=prompt if told else (), echo=echo)
 
 
 @pytest.fixture
@@ -207,6 +211,55 @@ async def test_best_of_n_shows_all_in_order_and_may_stream(http: httpx.AsyncClie
     assert (await http.post(TEXT, json={"prompt": "x", "n": 2, "best_of": 2, "stream": True})).status_code == 200
 
 
+async def test_echo_says_the_prompt_before_the_answer(http: httpx.AsyncClient) -> None:
+    choice = (await http.post(TEXT, json={"prompt": "x", "echo": True, "max_tokens": 3})).json()["choices"][0]
+    assert (choice["text"], choice["logprobs"]) == ("t0t1t20", None)
+    [ask] = http.backend.asks  # type: ignore[attr-defined]
+    assert ask.sampling.prompt_logprobs is None
+
+
+async def test_echo_with_logprobs_tells_of_every_token_of_the_prompt(http: httpx.AsyncClient) -> None:
+    """The first has none: nothing comes before it. As the API says, a token is among its own alternatives."""
+    choice = (await http.post(TEXT, json={"prompt": "x", "echo": True, "logprobs": 1})).json()["choices"][0]
+    assert choice["logprobs"] == {
+        "tokens": ["t0", "t1", "t2", "0"],
+        "token_logprobs": [None, -0.5, -1.0, -3.0],
+        "top_logprobs": [None, {"t9": -0.1, "t1": -0.5}, {"t9": -0.1, "t2": -1.0}, {"0": -3.0}],
+        "text_offset": [0, 2, 4, 6],
+    }
+    assert "prompt_logprobs" not in choice
+    [ask] = http.backend.asks  # type: ignore[attr-defined]
+    assert (ask.sampling.logprobs, ask.sampling.prompt_logprobs) == (1, 1)
+
+
+async def test_a_prompt_alone_can_be_measured(http: httpx.AsyncClient) -> None:
+    """max_tokens=0 with echo, as evaluation harnesses ask it."""
+    body = (await http.post(TEXT, json={"prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0})).json()
+    [choice] = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("t0t1t2", "length")
+    assert choice["logprobs"]["tokens"] == ["t0", "t1", "t2"]
+    assert body["usage"]["completion_tokens"] == 0
+    assert http.backend.asks[0].sampling.max_tokens == 1  # type: ignore[attr-defined]
+    refused = await http.post(TEXT, json={"prompt": "x", "max_tokens": 0})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_each_of_several_answers_echoes_and_the_best_is_chosen_by_its_own_tokens(http: httpx.AsyncClient) -> None:
+    asked = {"prompt": "x", "echo": True, "logprobs": 0, "n": 2, "best_of": 4}
+    choices = (await http.post(TEXT, json=asked)).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["t0t1t23", "t0t1t21"]
+    assert [choice["logprobs"]["token_logprobs"][:3] for choice in choices] == [[None, -0.5, -1.0]] * 2
+
+
+async def test_a_stream_echoes_once(http: httpx.AsyncClient) -> None:
+    asked = {"prompt": "x", "echo": True, "logprobs": 0, "stream": True}
+    lines = (await http.post(TEXT, json=asked)).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == "t0t1t20"
+    told = [event["choices"][0]["logprobs"]["tokens"] for event in events]
+    assert told == [["t0", "t1", "t2", "0"]]
+
+
 def test_answers_to_one_prompt_are_a_group() -> None:
     made = asks(TextBody, prompt=["a", "b"], n=2)
     groups = [ask.group for ask in made]
@@ -221,8 +274,14 @@ async def test_prompt_logprobs_are_told_with_each_choice_and_computed_once(http:
     for choice in body["choices"]:
         assert choice["prompt_logprobs"] == [
             None,
-            {"1": {"logprob": -0.5, "decoded_token": "t1"}, "9": {"logprob": -0.1, "decoded_token": "t9"}},
-            {"2": {"logprob": -1.0, "decoded_token": "t2"}, "9": {"logprob": -0.1, "decoded_token": "t9"}},
+            {
+                "1": {"logprob": -0.5, "rank": 2, "decoded_token": "t1"},
+                "9": {"logprob": -0.1, "rank": 1, "decoded_token": "t9"},
+            },
+            {
+                "2": {"logprob": -1.0, "rank": 2, "decoded_token": "t2"},
+                "9": {"logprob": -0.1, "rank": 1, "decoded_token": "t9"},
+            },
         ]
     assert [ask.sampling.prompt_logprobs for ask in http.backend.asks] == [1, None]  # type: ignore[attr-defined]
     body = (await http.post(path, json=whole)).json()

@@ -91,7 +91,7 @@ def test_what_cannot_change_the_answer_is_ignored() -> None:
     [
         (ChatBody, {"tools": [{"type": "function"}]}, "tools"),
         (ChatBody, {"response_format": {"type": "json_object"}}, "response_format"),
-        (TextBody, {"echo": True}, "echo"),
+        (ChatBody, {"echo": True}, "echo"),
         (TextBody, {"n": 3, "best_of": 2}, "best_of"),
         (TextBody, {"suffix": "x"}, "suffix"),
         (ChatBody, {"temperature": "hot"}, "temperature"),

@@ -104,6 +104,21 @@ async def test_the_asynchronous_openai_client_does_the_same(url: str) -> None:
     assert len(whole.choices[0].logprobs.token_logprobs or ()) == 16
 
 
+def test_a_prompt_is_measured_without_an_answer(sync: openai.OpenAI) -> None:
+    """What the model found of each token when it chose them is what it finds of them as a prompt."""
+    said = sync.completions.create(model="tiny", prompt="def f", seed=3, max_tokens=8, logprobs=1, echo=True)
+    again = sync.completions.create(model="tiny", prompt=said.choices[0].text, max_tokens=0, logprobs=1, echo=True)
+    assert again.choices[0].text == said.choices[0].text
+    assert said.choices[0].logprobs is not None
+    assert again.choices[0].logprobs is not None
+    first, *rest = again.choices[0].logprobs.token_logprobs or ()
+    assert first is None
+    if again.choices[0].logprobs.tokens == said.choices[0].logprobs.tokens:  # the text may be cut otherwise
+        assert rest == pytest.approx((said.choices[0].logprobs.token_logprobs or [])[1:], abs=1e-3)
+    assert again.usage is not None
+    assert (again.usage.completion_tokens, again.usage.prompt_tokens) == (0, len(rest) + 1)
+
+
 def test_refusals_have_their_status(sync: openai.OpenAI, url: str) -> None:
     ask: Any = sync.completions.create
     with pytest.raises(openai.NotFoundError, match="not served here"):

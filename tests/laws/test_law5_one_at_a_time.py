@@ -56,6 +56,7 @@ def raw_logprobs(request: Request, tokens: tuple[int, ...], logprobs: tuple) -> 
     for token, said in zip(tokens, logprobs, strict=True):
         law = torch.log_softmax(LAWS(context).double(), dim=0)
         assert said.token == token
+        assert said.rank == 1 + int((law > law[token]).sum())
         assert said.logprob == pytest.approx(float(law[token]), abs=1e-5)
         best = law.sort(descending=True)
         count = min(request.sampling.logprobs, VOCAB)
