@@ -6,15 +6,24 @@ Refuses to know: how the response travelled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Draft tokens of one kind of draft."""
+
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one response and what speculation did for it."""
+    """Tokens of one response and what speculation did for it, as docs/api.md tells."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -24,6 +33,10 @@ class Usage:
     rounds: int
     accepted_by_position: tuple[int, ...] = ()
     drafted_by_position: tuple[int, ...] = ()
+    by_source: Mapping[str, Source] = field(default_factory=dict)
+    preemptions: int = 0
+    rule: str = ""
+    lossy: bool = False
 
     @classmethod
     def read(cls, body: Json) -> Usage:
@@ -37,6 +50,10 @@ class Usage:
             rounds=ours["rounds"],
             accepted_by_position=tuple(ours["accepted_by_position"]),
             drafted_by_position=tuple(ours["drafted_by_position"]),
+            by_source={name: Source(**counts) for name, counts in ours["by_source"].items()},
+            preemptions=ours["preemptions"],
+            rule=ours["rule"],
+            lossy=ours["lossy"],
         )
 
     @property

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.errors import RequestError
+from cluster.messages import SourceCount, Statistics
 from cluster.request import Sampling, Speculation
-from deploy.openai.schema import ChatBody, TextBody, read
+from deploy.openai.schema import ChatBody, SpeculationOptions, TextBody, read
+from deploy.openai.stream import usage
+from deploy.results import Usage
 
 TURN = {"role": "user", "content": "hi"}
 
@@ -152,3 +158,25 @@ def test_a_missing_prompt_is_named() -> None:
     with pytest.raises(RequestError, match="missing") as refusal:
         read(TextBody, {})
     assert refusal.value.param == "prompt"
+
+
+def test_the_page_of_the_api_has_every_field_and_every_figure() -> None:
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page))
+    fields = {name for kind in (ChatBody, TextBody, SpeculationOptions) for name in kind.model_fields}
+    assert fields - named == {"messages", "prompt"}
+    figures = usage([Statistics()], 1)
+    assert figures["outrider"].keys() - named == set()
+    assert set(re.findall(r"^\| `(\w+)`(?:, `(\w+)`)?.* \|$", page.partition("## Usage")[2], re.MULTILINE)) == {
+        ("rounds", ""), ("drafted", "accepted"), ("drafted_by_position", "accepted_by_position"), ("by_source", ""),
+        ("preemptions", ""), ("rule", "lossy"),
+    }  # fmt: skip
+
+
+def test_a_client_reads_every_figure() -> None:
+    figures = usage(
+        [Statistics(5, 1, 9, 4, 8, 5, (3, 2), (4, 4), 1, (SourceCount("ngram", 8, 5),), "typical", True)], 1
+    )
+    read_back = dataclasses.asdict(Usage.read(figures))
+    ours = {name: tuple(value) if isinstance(value, list) else value for name, value in figures["outrider"].items()}
+    assert {name: read_back[name] for name in ours} == ours

@@ -144,6 +144,7 @@ def test_speculation_changes_figures_never_text(client: Client) -> None:
     assert plain.usage.drafted == 0
     assert fast.usage.rounds + fast.usage.accepted == fast.usage.completion_tokens
     assert sum(fast.usage.accepted_by_position) == fast.usage.accepted
+    assert sum(source.drafted for source in fast.usage.by_source.values()) == fast.usage.drafted
 
 
 def test_every_way_in_says_the_same(client: Client, url: str) -> None:
