@@ -1,4 +1,4 @@
-"""The command `outrider`: generate, serve, demo, fetch, config.
+"""The command `outrider`: generate, serve, demo, fetch, config, simulate.
 
 Knows: arguments, terminals, exit codes.
 Refuses to know: how anything is done. Ray is imported only by the commands that need it.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError, OutriderError, RequestError
+from deploy.simulation.arguments import add_arguments as add_simulate_arguments
 
 if TYPE_CHECKING:
     from deploy.local import ServeFile
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="check a config file and print every value")
     _config_argument(config)
     config.set_defaults(command=_config)
+    add_simulate_arguments(commands.add_parser("simulate", help="measure a pair on devices that are only emulated"))
     return parser
 
 

@@ -1,0 +1,129 @@
+"""Measurements beside predictions: a table for people, a document for programs, and what follows.
+
+Knows: how speeds compare and what a difference is made of.
+Refuses to know: how either was come by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deploy.simulation.measure import Measurement
+from deploy.simulation.playback import Played
+from deploy.simulation.predict import Prediction, best_k
+from deploy.simulation.scenario import Mode, Scenario
+
+#: Parts of a difference below this share of a round are not worth a word.
+_WORTH = 0.01
+_HEAD = (
+    f"{'batch':>5} {'mode':<10}{'k':>3}{'tokens/s':>10}{'predicted':>10}{'':>6}{'x none':>8}"
+    f"{'hits':>6}{'tokens':>8}{'round':>8}{'tok/s/dev':>10}   what the difference is made of"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One batch in one mode, measured and predicted."""
+
+    scenario: Scenario
+    mode: Mode
+    batch: int
+    measured: Measurement
+    predicted: Prediction
+    played: Played  # the same rounds over the measured text, without time
+
+    @property
+    def tokens_s_device(self) -> float:
+        return self.measured.tokens_s / self.scenario.target_devices
+
+    def because(self) -> str:
+        """What sets the measurement apart from the prediction, largest part of a round's time first.
+
+        Tokens a second are tokens a row over the time of a round: the former as ratios, the latter as milliseconds.
+        """
+        measured, predicted = self.measured, self.predicted
+        parts = {
+            "engine": measured.engine_ms,
+            "waking": measured.late_ms,
+            "verifying": measured.target_ms - predicted.target_ms,
+            "drafting": measured.draft_ms - predicted.draft_ms,
+        }
+        worth = sorted(
+            (name for name, ms in parts.items() if abs(ms) > _WORTH * predicted.round_ms),
+            key=lambda name: -abs(parts[name]),
+        )
+        said = [f"{name} {parts[name]:+.1f} ms" for name in worth]
+        ratios = {
+            "late drafts": measured.tokens / self.played.tokens - 1,
+            "luck of the text": self.played.tokens / predicted.tokens - 1,
+        }
+        for name, ratio in ratios.items():
+            if abs(ratio) > _WORTH:
+                said.insert(0, f"{name} {ratio:+.0%}")
+        return ", ".join(said) or "nothing worth a word"
+
+
+class Report:
+    """All cells of one command."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._cells = tuple(cells)
+
+    def lines(self) -> list[str]:
+        """The table, then the answers."""
+        lines = [_HEAD, *(self._line(cell, self._cells) for cell in self._cells)]
+        return [*lines, "", *self.answers()]
+
+    def answers(self) -> list[str]:
+        """Best draft lengths, one a line."""
+        lines = []
+        for cell in self._cells:
+            if cell.mode != "none" and cell.scenario.k == self._cells[-1].scenario.k:
+                best = best_k(cell.scenario, cell.mode, cell.batch)
+                lines.append(f"batch {cell.batch}, {cell.mode}: best k by prediction {best}")
+        return lines
+
+    def document(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {
+            "cells": [self._entry(cell, self._cells) for cell in self._cells],
+            "answers": self.answers(),
+        }
+
+    def _over_none(self, cell: Cell, among: Sequence[Cell]) -> float | None:
+        """Measured speed over that without drafts at the same batch."""
+        for other in among:
+            if other.mode == "none" and other.batch == cell.batch:
+                return cell.measured.tokens_s / other.measured.tokens_s
+        return None
+
+    def _line(self, cell: Cell, among: Sequence[Cell]) -> str:
+        measured, predicted = cell.measured, cell.predicted
+        drafts = cell.mode != "none"
+        over = self._over_none(cell, among)
+        return (
+            f"{cell.batch:>5} {cell.mode:<10}{cell.scenario.k if drafts else '-':>3}"
+            f"{measured.tokens_s:>10.1f}{predicted.tokens_s:>10.1f}{measured.tokens_s / predicted.tokens_s - 1:>+6.0%}"
+            + (f"{over:>8.2f}" if over is not None else f"{'-':>8}")
+            + (f"{measured.hit:>6.0%}" if drafts else f"{'-':>6}")
+            + f"{measured.tokens:>8.2f}{measured.round_ms:>8.1f}{cell.tokens_s_device:>10.1f}   {cell.because()}"
+        )
+
+    def _entry(self, cell: Cell, among: Sequence[Cell]) -> dict[str, Any]:
+        return {
+            "batch": cell.batch,
+            "mode": cell.mode,
+            "k": cell.scenario.k,
+            "measured": asdict(cell.measured),
+            "predicted": {
+                **asdict(cell.predicted),
+                "round_ms": cell.predicted.round_ms,
+                "tokens_s": cell.predicted.tokens_s,
+            },
+            "tokens_s_device": cell.tokens_s_device,
+            "over_none": self._over_none(cell, among),
+            "played": asdict(cell.played),
+            "because": cell.because(),
+        }
