@@ -11,8 +11,10 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -51,6 +53,11 @@ def _prompt(kind: str, index: int, record: dict[str, Any], tokenizer: Tokenizer)
     else:
         text = "Generate a JSON object that conforms to this schema:\n" + json.dumps(record["schema"])
     return Prompt(kind, f"{kind}/{index}", tuple(tokenizer.encode_chat([{"role": "user", "content": text}])))
+
+
+def seed_of(name: str) -> int:
+    """A prompt's seed: the same however many others are asked."""
+    return zlib.crc32(name.encode())
 
 
 @dataclass(frozen=True)
@@ -123,12 +130,22 @@ def report(name: str, out: Path, results: object) -> None:
     record = {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
-        "versions": {package: version(package) for package in ("torch", "transformers", "outrider")},
+        "versions": {package: version(package) for package in ("torch", "transformers")},
+        "commit": _commit(),
         "results": results,
     }
     path = out / f"{name}.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     print(f"report: {path}")
+
+
+def _commit() -> str:
+    """Of the tree these benchmarks lie in; empty outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _cpu() -> str:

@@ -181,7 +181,7 @@ def materialise(
     if alias.source.downloads and not download:
         raise ModelNotFound(f"{name} is not in the model cache {root}: download it once with `outrider fetch {name}`")
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock"), wait_s, progress):
+    with _locked(target.with_name(f"{target.name}.lock"), wait_s, progress):
         if not _whole(target, silent):  # else another process made it while we waited
             _convert(alias, target, progress)
     return ModelFiles(target, name)

@@ -25,8 +25,9 @@ from cluster.model.attention.base import Ragged, Variant
 from cluster.model.attention.bridge import PagedCache
 from cluster.model.attention.plain import PlainBackend
 
-#: Largest error of a packed layer relative to what the layer adds to its input, by norm over a token.
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+#: Largest error of a packed layer relative to what the layer adds to its input, by norm over a token. In bfloat16
+#: rounding alone makes 3.0e-2 in the first layer of Qwen2.5-Coder-0.5B (3.8e-2 in the modelling code's own bfloat16).
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
 
 _BLOCKS, _BLOCK_TOKENS = 4, 16
 #: A row in the middle of a sequence whose blocks are out of order, and one at its start.

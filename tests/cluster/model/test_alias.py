@@ -195,8 +195,9 @@ def test_of_two_processes_one_converts_and_both_find_it(wheel: Path, root: Path)
 
 def test_waiting_for_another_process_has_a_deadline(wheel: Path, root: Path) -> None:
     root.mkdir()
-    lock = make(root).directory.with_suffix(".lock")
-    (root / lock.with_suffix("").name / MANIFEST).unlink()
+    directory = make(root).directory
+    lock = directory.with_name(f"{directory.name}.lock")
+    (directory / MANIFEST).unlink()
     said: list[str] = []
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

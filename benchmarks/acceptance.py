@@ -1,0 +1,105 @@
+"""What became of drafts, round by round: acceptance by position, tokens a target step, loops.
+
+A round is one target step of one request after the step that computed its prompt.
+
+Run by itself it writes what an emulated drafter needs: acceptance by position on each data file, out of
+the answers that benchmarks.proposers recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: An answer loops when its end repeats a piece of at most this many tokens ...
+_LONGEST_PIECE = 32
+#: ... so often, and over at least so many tokens.
+_TIMES, _FEWEST = 3, 24
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Draft tokens checked, how many stood, and tokens emitted."""
+
+    drafted: int
+    accepted: int
+    emitted: int
+
+    @property
+    def ended_inside(self) -> bool:
+        """The answer ended with an accepted draft: what came after it was never judged."""
+        return self.emitted == self.accepted
+
+
+def alphas(rounds: Iterable[Round], k: int) -> list[float | None]:
+    """For each position, the chance that a draft stood given that those before it did; None: never reached."""
+    stood, judged = [0] * k, [0] * k
+    for one in rounds:
+        fell = one.accepted < one.drafted and not one.ended_inside
+        for position in range(min(k, one.accepted + fell)):
+            judged[position] += 1
+            stood[position] += position < one.accepted
+    return [good / all_ if all_ else None for good, all_ in zip(stood, judged, strict=True)]
+
+
+def tau(rounds: Sequence[Round]) -> float:
+    """Tokens a target step emitted on average, its own included."""
+    return sum(one.emitted for one in rounds) / len(rounds) if rounds else 0.0
+
+
+def loops(answer: Sequence[int]) -> bool:
+    """Whether the answer ends in a short piece repeated over and over."""
+    for piece in range(1, _LONGEST_PIECE + 1):
+        span = max(_TIMES * piece, _FEWEST)
+        tail = answer[-span:]
+        if len(tail) == span and all(a == b for a, b in zip(tail, tail[piece:], strict=False)):
+            return True
+    return False
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Records of benchmarks.proposers, one JSON object a line; an interrupted run may have left half a line."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def measured(rows: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> dict[str, Any]:
+    """By data file: alphas by position, tau, answers and rounds of the recorded answers that are as `wanted`."""
+    by_kind: dict[str, list[list[Round]]] = {}
+    for row in rows:
+        if row["what"] == "answer" and all(row[name] == value for name, value in wanted.items()):
+            rounds = [Round(*entry) for entry in row["rounds"]]
+            by_kind.setdefault(row["prompt"].split("/")[0], []).append(rounds)
+    found = {}
+    for kind, answers in sorted(by_kind.items()):
+        every = [one for rounds in answers for one in rounds]
+        chances = [None if alpha is None else round(alpha, 4) for alpha in alphas(every, wanted["k"])]
+        found[kind] = {"alphas": chances, "tau": round(tau(every), 3), "answers": len(answers), "rounds": len(every)}
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("records", type=Path, help="the proposers.jsonl of benchmarks.proposers")
+    add("--made-with", required=True, help="the command that made the records, to be kept beside the figures")
+    add("--target", default="qwen2.5-coder-1.5b")
+    add("--draft", default="qwen2.5-coder-0.5b")
+    add("--dtype", default="bfloat16")
+    add("--k", type=int, default=8)
+    add("--temperature", type=float, default=0.0)
+    add("--out", type=Path, default=Path(__file__).parent / "acceptance.json")
+    options = parser.parse_args(argv)
+    wanted = {name: getattr(options, name) for name in ("target", "draft", "dtype", "k", "temperature")}
+    rows = read_rows(options.records)
+    record = {"command": options.made_with, **wanted, "files": measured(rows, wanted | {"proposer": "draft"})}
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
