@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -78,13 +78,14 @@ class Resolved:
     blocks: int
     cache_bytes: int
     drafts: tuple[str, ...]
+    bits: Bits | None = None  # None: weights are whole
 
     def lines(self) -> list[str]:
         """One fact a line, for people."""
         model = self.model
         return [
             f"model      {model.name} ({model.architecture}, {model.num_layers} layers)",
-            f"dtype      {model.dtype} on {model.device}",
+            f"dtype      {model.dtype} on {model.device}" + (f", weights in {self.bits} bits" if self.bits else ""),
             f"context    {self.max_context} tokens",
             f"cache      {self.blocks} blocks, {self.cache_bytes / 2**20:.0f} MiB",
             f"drafts     {', '.join(self.drafts) or 'none'}",
@@ -123,7 +124,7 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
     tokenizer = _tokenizer(config, files)
     _compile(config, progress)
     progress(f"loading {files.name}")
-    target = _load(config, files, config.target.dtype)
+    target = _load(config, files, config.target.dtype, bits=config.target.bits)
     tokenizer.check(target.info.vocab_size)
     blocks = target.cache.counts.total
     proposers = [_proposer(config, draft, target, tokenizer, progress) for draft in config.drafts]
@@ -134,6 +135,7 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
         blocks=blocks,
         cache_bytes=blocks * block_bytes(target.info, block_tokens=config.cache.block_tokens),
         drafts=tuple(proposer.name for proposer in proposers),
+        bits=config.target.bits,
     )
     return Assembly(_engine(config, target, proposers, tokenizer, plugged), tokenizer, resolved)
 
@@ -205,7 +207,7 @@ def _load(
     loaded = load_model(files, dtype=dtype, device=device, layers=layers)
     if bits is not None:
         quantize_linears(loaded.module, bits)
-    info = loaded.info
+    info = loaded.info if bits is None else replace(loaded.info, fingerprint=f"{loaded.info.fingerprint}/{bits} bits")
     max_context = min(info.max_context, config.target.max_context or info.max_context)
     if blocks is None:
         blocks = _plan_blocks(config, info, max_context)
@@ -292,7 +294,8 @@ def _model_proposer(
         progress(f"loading draft {files.name}: layers {', '.join(map(str, layers))} of {total}")
     else:
         progress(f"loading draft {files.name}")
-    model = _load(config, files, _dtype(draft, target), layers=layers, blocks=target.cache.counts.total)
+    blocks = target.cache.counts.total
+    model = _load(config, files, _dtype(draft, target), layers=layers, blocks=blocks, bits=draft.bits)
     # One tokenizer, but either model may be padded with ids that no text has.
     return ModelProposer(
         model.runner, model.cache, model.max_context, _candidates(draft), target.info.vocab_size, _vocabulary(tokenizer)
@@ -316,7 +319,7 @@ def _translated_proposer(
     files = locate(draft.model, progress)
     progress(f"loading draft {files.name} with its own tokenizer")
     theirs = Tokenizer.load(files.directory)
-    model = _load(config, files, _dtype(draft, target), blocks=target.cache.counts.total)
+    model = _load(config, files, _dtype(draft, target), blocks=target.cache.counts.total, bits=draft.bits)
     theirs.check(model.info.vocab_size)
     inner = ModelProposer(model.runner, model.cache, model.max_context, _candidates(draft), theirs.vocab_size)
     return TranslatedProposer(inner, tokenizer, theirs, greedy=draft.temperature is None)

@@ -96,6 +96,7 @@ class ModelDraft(DraftingConfig):
     model: str = Field("target", description='directory or alias; "target" starts from the target\'s own weights')
     layers: LayerPick | None = Field(None, description="keep only some layers; default: all")
     dtype: DType = Field("auto", description="of the draft's weights; auto: as for the target")
+    bits: Literal[8, 4] | None = Field(None, description="round its weights to so many bits, on a CPU")
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -122,6 +123,7 @@ class TranslatedDraft(DraftingConfig):
     kind: Literal["translated"] = Field(description="a second model with another tokenizer")
     model: str = Field(description="directory or alias")
     dtype: DType = Field("auto", description="of the draft's weights; auto: as for the target")
+    bits: Literal[8, 4] | None = Field(None, description="round its weights to so many bits, on a CPU")
 
 
 class Seq2SeqDraft(DraftingConfig):

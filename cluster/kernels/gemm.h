@@ -9,6 +9,7 @@
 // A is [rows][depth] with `depth` the padded K; for AMX its buffer has rows up to a multiple of 16.
 #pragma once
 
+#include "levels.h"
 #include "simd.h"
 #include "team.h"
 
@@ -20,8 +21,6 @@
 #include <unistd.h>
 #endif
 
-static const int PANEL = 32; // columns of one panel
-static const int CHUNK = 32; // rows of one unit of work
 static const int TALLEST = 12; // rows whose float sums fit in registers, two vectors each
 static const int DEEPEST = 96; // k of one run of float weights: this one and the next fit in 48 KiB beside A
 
@@ -37,14 +36,9 @@ static inline bool tiles_granted() {
 // For each thread, before its first product and after its last.
 static inline void tiles_configure() {
     if (!tiles_granted()) return;
-    struct alignas(64) {
-        uint8_t palette, start, reserved[14];
-        uint16_t columns[16];
-        uint8_t rows[16];
-    } config = {};
-    config.palette = 1;
-    for (int i = 0; i < 8; ++i) config.columns[i] = 64, config.rows[i] = 16;
-    _tile_loadconfig(&config);
+    TileShapes shapes;
+    shapes.set(0, 8, 16, 64);
+    shapes.load();
 }
 
 static inline void tiles_release() {
@@ -79,6 +73,7 @@ template <int TILES> static inline void tiles_product(const bf16 *a, int64_t dep
     }
 }
 #else
+static inline bool tiles_granted() { return false; }
 static inline void tiles_configure() {}
 static inline void tiles_release() {}
 #endif

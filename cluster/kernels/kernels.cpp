@@ -15,6 +15,8 @@ struct Linear {
     const void *packed;
     const float *bias; // or null
     int64_t columns, depth; // depth is K padded to a multiple of 32
+    const uint16_t *scales; // of weights in few bits (levels.h)
+    int64_t bits; // 8 or 4; 0: whole
 };
 
 struct Layer {
@@ -36,6 +38,7 @@ struct Step {
     const int64_t *tokens;
     float *stream; // [tokens][hidden]
     void *normed, *attended, *active;
+    void *levels; // Rounded::bytes of the tokens padded to 16 and the deepest product, where weights are in few bits
     float *projected; // [tokens][columns of qkv]
     Linear head;
     const float *norm;
@@ -70,14 +73,25 @@ static inline void rotate(float *x, const float *cosines, const float *sines, in
 }
 
 // Calls emit(row, first column, width, values) with the bias added; width is 32 but for the last panel.
+// levels: Rounded::bytes of room where weights are in few bits. Two phases then, else one.
 template <class T, class Emit>
-static inline void linear(Crew &crew, const Linear &l, const T *a, int64_t rows, Emit emit) {
-    gemm(crew, a, rows, (const T *)l.packed, l.columns, l.depth, [&](int64_t row, int64_t panel, float *c) {
+static inline void linear(Crew &crew, const Linear &l, const T *a, int64_t rows, void *levels, Emit emit) {
+    const auto finish = [&](int64_t row, int64_t panel, float *c) {
         const int64_t at = panel * PANEL, width = l.columns - at < PANEL ? l.columns - at : PANEL;
         if (l.bias)
             for (int64_t i = 0; i < width; ++i) c[i] += l.bias[at + i];
         emit(row, at, width, c);
+    };
+    if (!l.bits) return gemm(crew, a, rows, (const T *)l.packed, l.columns, l.depth, finish);
+    const Rounded rounded(levels, round_up(rows, 16), l.depth);
+    const int64_t groups = l.depth / GROUP;
+    crew.share(rows, [&](int64_t r) {
+        round_row(a + r * l.depth, l.depth, rounded.levels + r * l.depth, rounded.scales + r * groups, rounded.sums + r * groups);
     });
+    const bool tiles = tiles_granted();
+    if (tiles) level_tiles_configure();
+    level_gemm(crew, rounded, rows, Levels{(const uint8_t *)l.packed, l.scales, l.bits}, l.columns, l.depth, tiles, finish);
+    if (tiles) tiles_configure();
 }
 
 // half 0: keys, 1: values.
@@ -111,7 +125,7 @@ static void attention_half(Crew &crew, const Step &s, const Layer &l, const Page
     crew.share(s.num_tokens, [&](int64_t t) {
         rms_norm(s.stream + t * s.hidden, l.before, l.epsilon, s.hidden, normed + t * l.qkv.depth);
     });
-    linear(crew, l.qkv, normed, s.num_tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+    linear(crew, l.qkv, normed, s.num_tokens, s.levels, [&](int64_t row, int64_t at, int64_t n, const float *c) {
         memcpy(s.projected + row * l.qkv.columns + at, c, n * sizeof(float));
     });
     crew.share(s.num_tokens, [&](int64_t t) { place_token<T>(s, l, p, t); });
@@ -124,7 +138,7 @@ static void attention_half(Crew &crew, const Step &s, const Layer &l, const Page
             T *out = attended + t * l.out.depth + head * p.dim;
             for (int64_t d = 0; d < p.dim; ++d) narrow(out + d, sums[d] * factor);
         });
-    linear(crew, l.out, attended, s.num_tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+    linear(crew, l.out, attended, s.num_tokens, s.levels, [&](int64_t row, int64_t at, int64_t n, const float *c) {
         for (int64_t i = 0; i < n; ++i) s.stream[row * s.hidden + at + i] += c[i];
     });
 }
@@ -134,11 +148,11 @@ template <class T> static void feed_forward_half(Crew &crew, const Step &s, cons
     crew.share(s.num_tokens, [&](int64_t t) {
         rms_norm(s.stream + t * s.hidden, l.after, l.epsilon, s.hidden, normed + t * l.gate_up.depth);
     });
-    linear(crew, l.gate_up, normed, s.num_tokens, [&](int64_t row, int64_t at, int64_t, const float *c) {
+    linear(crew, l.gate_up, normed, s.num_tokens, s.levels, [&](int64_t row, int64_t at, int64_t, const float *c) {
         T *out = active + row * l.down.depth + at / 2; // one panel: 16 gates, then the 16 they gate
         store(out, vsilu(load(c)) * load(c + 16));
     });
-    linear(crew, l.down, active, s.num_tokens, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+    linear(crew, l.down, active, s.num_tokens, s.levels, [&](int64_t row, int64_t at, int64_t n, const float *c) {
         for (int64_t i = 0; i < n; ++i) s.stream[row * s.hidden + at + i] += c[i];
     });
 }
@@ -161,16 +175,16 @@ template <class T> static void step(Crew &crew, const Step &s, float *room) {
     crew.share(s.num_wanted, [&](int64_t r) {
         rms_norm(s.stream + s.wanted[r] * s.hidden, s.norm, s.epsilon, s.hidden, normed + r * s.head.depth);
     });
-    linear(crew, s.head, normed, s.num_wanted, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+    linear(crew, s.head, normed, s.num_wanted, s.levels, [&](int64_t row, int64_t at, int64_t n, const float *c) {
         memcpy(s.logits + row * s.head.columns + at, c, n * sizeof(float));
     });
 }
 
 // out [rows][columns] of O = in [rows][k] of T; staged: T [rows padded to 16][depth], zero beyond k.
 template <class T, class O>
-static void project(Crew &crew, const Linear &l, const T *in, int64_t rows, int64_t k, T *staged, O *out) {
+static void project(Crew &crew, const Linear &l, const T *in, int64_t rows, int64_t k, T *staged, void *levels, O *out) {
     crew.share(rows, [&](int64_t r) { memcpy(staged + r * l.depth, in + r * k, k * sizeof(T)); });
-    linear(crew, l, staged, rows, [&](int64_t row, int64_t at, int64_t n, const float *c) {
+    linear(crew, l, staged, rows, levels, [&](int64_t row, int64_t at, int64_t n, const float *c) {
         O *to = out + row * l.columns + at;
         for (int64_t i = 0; i < n; ++i) narrow(to + i, c[i]);
     });
@@ -203,6 +217,10 @@ template <class Work> static void run(int threads, int64_t phases, Work work) {
     }
 }
 
+static int64_t level_floats(const Linear &l, int64_t rows) {
+    return l.bits ? Rounded::bytes(round_up(rows, 16), l.depth) / 4 + 1 : 0;
+}
+
 // Room for what the threads of one call hand each other; uninitialised.
 static std::unique_ptr<float[]> room_of(int64_t floats) { return std::unique_ptr<float[]>(new float[floats]); }
 
@@ -216,16 +234,16 @@ static std::unique_ptr<float[]> room_of(int64_t floats) { return std::unique_ptr
         run(threads, phases, [&](Crew &crew) { typedef bf16 T; call; });                                              \
     }
 
-FOR_BOTH_TYPES(step, 10 * s->num_layers + 3, shared_floats(s->paged), (int threads, const Step *s),
+FOR_BOTH_TYPES(step, 14 * s->num_layers + 4, shared_floats(s->paged), (int threads, const Step *s),
     step<T>(crew, *s, room.get()))
 
-FOR_BOTH_TYPES(project, 2, 0,
+FOR_BOTH_TYPES(project, 3, level_floats(*l, rows),
     (int threads, const Linear *l, const void *in, int64_t rows, int64_t k, void *staged, void *out),
-    (project<T, T>(crew, *l, (const T *)in, rows, k, (T *)staged, (T *)out)))
+    (project<T, T>(crew, *l, (const T *)in, rows, k, (T *)staged, room.get(), (T *)out)))
 
-FOR_BOTH_TYPES(project_wide, 2, 0,
+FOR_BOTH_TYPES(project_wide, 3, level_floats(*l, rows),
     (int threads, const Linear *l, const void *in, int64_t rows, int64_t k, void *staged, float *out),
-    (project<T, float>(crew, *l, (const T *)in, rows, k, (T *)staged, out)))
+    (project<T, float>(crew, *l, (const T *)in, rows, k, (T *)staged, room.get(), out)))
 
 FOR_BOTH_TYPES(attend, 2, shared_floats(*p),
     (int threads, const Paged *p, const void *queries, int64_t token_stride, int64_t head_stride, void *out),

@@ -17,7 +17,7 @@ import torch
 
 from cluster.kernels.compile import Recipe, compile_library, say_nothing
 
-_INCLUDED = ("simd.h", "team.h", "gemm.h", "attention.h", "noise.h")
+_INCLUDED = ("simd.h", "team.h", "tiles.h", "levels.h", "gemm.h", "attention.h", "noise.h")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -25,7 +25,14 @@ _pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, c
 
 
 class Linear(ctypes.Structure):
-    _fields_: ClassVar = [("packed", _pointer), ("bias", _pointer), ("columns", _long), ("depth", _long)]
+    _fields_: ClassVar = [
+        ("packed", _pointer),
+        ("bias", _pointer),
+        ("columns", _long),
+        ("depth", _long),
+        ("scales", _pointer),
+        ("bits", _long),
+    ]
 
 
 class Paged(ctypes.Structure):
@@ -82,6 +89,7 @@ class Step(ctypes.Structure):
         ("normed", _pointer),
         ("attended", _pointer),
         ("active", _pointer),
+        ("levels", _pointer),
         ("projected", _pointer),
         ("head", Linear),
         ("norm", _pointer),

@@ -29,6 +29,15 @@ static inline v16 load(const bf16 *p) {
     return (v16)(__builtin_convertvector(h, v16w) << 16);
 }
 
+// IEEE half precision, without infinities: the exponent is moved by multiplying, which also rights subnormals.
+static inline v16 load_half(const uint16_t *p) {
+    v16h h;
+    memcpy(&h, p, sizeof h);
+    v16w w = __builtin_convertvector(h, v16w);
+    v16 magnitude = (v16)((w & 0x7fff) << 13) * 5.192296858534828e33f; // 2^112
+    return (v16)((v16w)magnitude | (w & 0x8000) << 16);
+}
+
 static inline void store(float *p, v16 x) { memcpy(p, &x, sizeof x); }
 
 // Round to nearest even, as torch does.

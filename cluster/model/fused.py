@@ -41,6 +41,9 @@ class _Buffers:
         self.projected = torch.zeros(self.tokens, layer.qkv.columns)
         self.attended = torch.zeros(self.tokens, layer.out.depth, dtype=dtype)
         self.active = torch.zeros(self.tokens, layer.down.depth, dtype=dtype)
+        # A byte a level, and a scale and a sum of four bytes each for a group of 32.
+        deepest = max(linear.depth for linear in (layer.qkv, layer.out, layer.down))
+        self.levels = torch.empty(self.tokens * deepest * 5 // 4 if layer.qkv.bits else 0, dtype=torch.uint8)
 
 
 class FusedDecoder:
@@ -98,7 +101,8 @@ class FusedDecoder:
         for index, module in enumerate(decoder.layers):
             answer = probe.ask(module)
             layers.append(pack_layer(module, answer.variant, library))
-            probe.compare(answer, self._rerun(layers[-1], probe), f"layer {index}")
+            levels = bool(layers[-1].view.qkv.bits)
+            probe.compare(answer, self._rerun(layers[-1], probe), f"layer {index}", levels=levels)
             release(module)
         return layers
 
@@ -137,5 +141,6 @@ def _describe(
         normed=buffers.normed.data_ptr(),
         attended=buffers.attended.data_ptr(),
         active=buffers.active.data_ptr(),
+        levels=buffers.levels.data_ptr(),
         projected=buffers.projected.data_ptr(),
     )

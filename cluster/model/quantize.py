@@ -1,105 +1,97 @@
 """Weights in 8 or 4 bits: a model that reads fewer bytes a token, at the price of small errors.
 
-Knows: how a linear layer's weight is rounded and which torch kernels multiply by it on a CPU.
-Refuses to know: what the model is for. It changes what a model says, so only drafts are made so.
+Knows: how a linear layer's weight is rounded, and what numbers the rounded weight stands for.
+Refuses to know: how products are computed from it (packed.py) and what the model is for.
 
-8 bits: one scale a row (symmetric). 4 bits: one scale and offset for each group of columns in a
-row; a layer whose shape the 4-bit kernel does not take is kept in 8. Activations keep their dtype.
+Groups of 32 columns of a row share a scale and an offset in half precision: weight = level * scale +
+offset. 8 bits: levels -127 to 127 about an offset of 0. 4 bits: levels 0 to 15 from the group's least
+to its greatest. These are the groups and numbers of GGUF's Q8_0 and Q4_1, so that weights which came
+from such a file are rounded to what they were, without loss.
 
-Legend of shape suffixes: M rows, K input columns, N output columns, G groups of a row.
+Legend of shape suffixes: K input columns, N output columns, G groups of a row.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from cluster.errors import ModelUnsupported
-from cluster.model.pattern import release
 
 Bits = Literal[8, 4]
 
-#: Columns that share a scale in 4 bits, and the rows the kernel takes at a time.
-_GROUP = 32
-_ROWS = 16
+#: Columns that share a scale.
+GROUP = 32
 
 
-def bias_of(linear: nn.Linear) -> torch.Tensor | None:
-    bias: torch.Tensor | None = linear.bias
-    return None if bias is None else bias.detach()
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A weight as levels. levels_NK: int8, K a multiple of GROUP; scale_NG, offset_NG: float16."""
+
+    bits: Bits
+    levels_NK: torch.Tensor
+    scale_NG: torch.Tensor
+    offset_NG: torch.Tensor
+
+    def weight(self, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        """The numbers it stands for, [N, columns], rounded to `dtype` once."""
+        levels_NGK = self.levels_NK.float().view(*self.scale_NG.shape, GROUP)
+        weight_NGK = levels_NGK * self.scale_NG.float()[..., None] + self.offset_NG.float()[..., None]
+        weight_NK: torch.Tensor = weight_NGK.flatten(1)[:, :columns].to(dtype).contiguous()
+        return weight_NK
 
 
-class Int8Linear(nn.Module):
-    """y = x W^T + b with W rounded to -127..127 by row."""
+def round_weight(weight_NK: torch.Tensor, bits: Bits) -> Rounded:
+    """A weight in so many bits; columns short of a whole group repeat the last one, which nothing reads."""
+    weight_NK = weight_NK.detach().float()
+    short = -weight_NK.shape[1] % GROUP
+    padded_NK = torch.cat([weight_NK, weight_NK[:, -1:].expand(-1, short)], dim=1)
+    groups_NGK = padded_NK.view(len(padded_NK), -1, GROUP)
+    least_NG, greatest_NG = groups_NGK.amin(dim=2), groups_NGK.amax(dim=2)
+    if bits == 8:
+        offset_NG = torch.zeros_like(least_NG).half()
+        scale_NG = (torch.maximum(-least_NG, greatest_NG) / 127).half()
+        fewest, most = -127, 127
+    else:
+        offset_NG = least_NG.half()
+        scale_NG = ((greatest_NG - least_NG) / 15).half()
+        fewest, most = 0, 15
+    # A group of one value has scale 0: any level stands for its offset.
+    steps_NG = torch.where(scale_NG == 0, 1.0, scale_NG.float())
+    levels_NGK = ((groups_NGK - offset_NG.float()[..., None]) / steps_NG[..., None]).round().clamp(fewest, most)
+    return Rounded(bits, levels_NGK.to(torch.int8).flatten(1), scale_NG, offset_NG)
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, 8
-        weight_NK = linear.weight.detach().float()
-        scale_N = weight_NK.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        self._weight = (weight_NK / scale_N[:, None]).round().to(torch.int8)
-        self._scale = scale_N.to(linear.weight.dtype)
-        self._bias = bias_of(linear)
 
-    def forward(self, input_MK: torch.Tensor) -> torch.Tensor:
-        """[..., K] to [..., N], in the dtype of the input."""
-        rows_MK = input_MK.reshape(-1, self.in_features)
-        out_MN: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows_MK, self._weight, self._scale)
-        if self._bias is not None:
-            out_MN = out_MN + self._bias
-        return out_MN.view(*input_MK.shape[:-1], self.out_features)
-
-
-class Int4Linear(nn.Module):
-    """y = x W^T + b with W rounded to 16 steps between the least and the greatest of each group."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, 4
-        groups_NGK = linear.weight.detach().float().view(linear.out_features, -1, _GROUP)
-        least_NG, greatest_NG = groups_NGK.amin(dim=2), groups_NGK.amax(dim=2)
-        scale_NG = ((greatest_NG - least_NG) / 15).clamp(min=torch.finfo(torch.float32).tiny)
-        steps_NGK = ((groups_NGK - least_NG[..., None]) / scale_NG[..., None]).round().clamp(0, 15)
-        # The kernel reads a step s as (s - 8) * scale + middle.
-        middle_NG = least_NG + 8 * scale_NG
-        pairs_GN2 = torch.stack([scale_NG, middle_NG], dim=2).transpose(0, 1).contiguous()
-        self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(steps_NGK.flatten(1).to(torch.int32), 1)
-        self._scales_and_middles = pairs_GN2.to(linear.weight.dtype)
-        self._bias = bias_of(linear)
-
-    @staticmethod
-    def takes(linear: nn.Linear) -> bool:
-        return linear.in_features % _GROUP == 0 and linear.out_features % _ROWS == 0
-
-    def forward(self, input_MK: torch.Tensor) -> torch.Tensor:
-        """[..., K] to [..., N], in the dtype of the input."""
-        rows_MK = input_MK.reshape(-1, self.in_features)
-        out_MN: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            rows_MK, self._weight, _GROUP, self._scales_and_middles
-        )
-        if self._bias is not None:
-            out_MN = out_MN + self._bias
-        return out_MN.view(*input_MK.shape[:-1], self.out_features)
+def rounded_of(linear: nn.Linear) -> Rounded | None:
+    """The levels behind a layer's weight, where `quantize_linears` has rounded it."""
+    found = getattr(linear, "rounded", None)
+    assert found is None or isinstance(found, Rounded)
+    return found
 
 
 @torch.no_grad()
 def quantize_linears(module: Any, bits: Bits) -> None:
-    """Replace a causal language model's linear layers, releasing each original as it goes.
+    """Round the linear layers of a causal language model; each keeps its levels beside the numbers they stand for.
 
-    The head is kept in 8 bits: what it loses goes straight into the guess. Embeddings stay whole.
-    Raises ModelUnsupported away from a CPU, where these kernels do not run.
+    The head is kept in 8 bits: what it loses goes straight into the answer. Embeddings stay whole.
+    Raises ModelUnsupported away from a CPU, where no kernel reads levels.
     """
     if module.device.type != "cpu":
-        raise ModelUnsupported(f"a quantized copy runs on a CPU only, not on {module.device}: use kind: model")
+        raise ModelUnsupported(f"weights in {bits} bits run on a CPU only, not on {module.device}: leave bits out")
     for parent in list(module.model.layers.modules()):
-        for name, child in list(parent.named_children()):
+        for child in list(parent.children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, Int4Linear(child) if bits == 4 and Int4Linear.takes(child) else Int8Linear(child))
-                release(child)
-    head = module.lm_head
-    if type(head) is nn.Linear:
-        module.lm_head = Int8Linear(head)
-        if head.weight is not module.model.embed_tokens.weight:
-            release(head)
+                _round(child, bits)
+    if type(module.lm_head) is nn.Linear:
+        if module.lm_head.weight is module.model.embed_tokens.weight:
+            module.lm_head.weight = nn.Parameter(module.lm_head.weight.clone(), requires_grad=False)
+        _round(module.lm_head, 8)
+
+
+def _round(linear: nn.Linear, bits: Bits) -> None:
+    rounded = round_weight(linear.weight, bits)
+    linear.weight.data = rounded.weight(linear.in_features, linear.weight.dtype)
+    linear.rounded = rounded  # type: ignore[assignment]  # a plain attribute, no parameter

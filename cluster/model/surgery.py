@@ -33,6 +33,11 @@ class PackedModule(nn.Module):
         self._out_dtype = torch.float32 if wide else self._packed.dtype
         self._project = library.entry("project_wide" if wide else "project", self._packed.dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """Of what a product reads."""
+        return self._packed.nbytes
+
     def forward(self, input_MK: torch.Tensor) -> torch.Tensor:
         """[..., K] in the dtype of the weights to [..., N]."""
         rows_MK = input_MK.reshape(-1, self.in_features).contiguous()
