@@ -46,6 +46,12 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "phi3": {},
     "olmo2": {},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "layer_types": _MIXED},
 }
 FAMILIES = tuple(_FAMILIES)

@@ -2,7 +2,7 @@
 
 Knows: how to find a model by directory or alias, check that its files are whole, keep only some
 of its layers, and refuse what will not fit or cannot run, before anything is allocated.
-Refuses to know: attention kernels, caches, tensor parallelism, text.
+Refuses to know: attention kernels, caches, text; which part of a model a rank of several reads (shard.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from cluster.model.files import (
 )
 from cluster.model.info import ModelInfo
 from cluster.model.quiet import quiet_transformers
+from cluster.model.shard import Cut, Portion, Share, portion_of
 from cluster.model.support import refuse_config, refuse_module
 
 _LAYER = re.compile(r"^(?P<before>(?:.*\.)?layers\.)(?P<index>\d+)(?P<after>\..+)$")
@@ -43,10 +44,14 @@ _LAYER = re.compile(r"^(?P<before>(?:.*\.)?layers\.)(?P<index>\d+)(?P<after>\..+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in eval mode whose parameters do not require gradients, and the facts about it."""
+    """A model in eval mode whose parameters do not require gradients, and the facts about it.
+
+    With a `portion`, the module is that part alone, and `info.num_kv_heads` counts its heads.
+    """
 
     module: PreTrainedModel
     info: ModelInfo
+    portion: Portion | None = None  # None: the whole model
 
 
 def locate(source: str, progress: Progress = silent, *, download: bool = False) -> ModelFiles:
@@ -97,6 +102,8 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     layers: tuple[int, ...] | None = None,
+    rank: int = 0,
+    ranks: int = 1,
     attn_implementation: str = "sdpa",
     available: Callable[[torch.device], int] = available_memory,
 ) -> LoadedModel:
@@ -104,6 +111,7 @@ def load_model(
 
     layers: keep only these decoder layers, in this order, renumbered from 0; the others' weights
     are not read. None keeps all.
+    rank, ranks: of a model divided among several processes, read only this rank's part (shard.py).
     attn_implementation: a name transformers or its AttentionInterface knows; "sdpa" becomes "eager"
     for families that have no sdpa.
     available: reads how many bytes may still be allocated on a device.
@@ -115,13 +123,23 @@ def load_model(
     if layers is not None:
         config = keep_layers(config, layers, files.name)
     names = _kept_names(tensors, layers)
-    kept = [tensor for tensor in tensors if tensor.name in names]
-    _require_room(files, kept, dtype, device, available)
+    kept = {names[tensor.name]: tensor for tensor in tensors if tensor.name in names}
     with torch.device("meta"):  # its shape alone, to refuse it before anything is read
-        refuse_module(_architecture(config)(copy.deepcopy(config)), files.name, str(config.model_type))
-    module = _build(files, config, kept, names, dtype, device, attn_implementation)
+        shape = _architecture(config)(copy.deepcopy(config))
+    refuse_module(shape, files.name, str(config.model_type))
+    portion = None
+    if ranks > 1:
+        portion = portion_of(shape, kept, Share.of(config, rank, ranks, files.name), files.name)
+    held = list(kept.values()) if portion is None else [portion.held(tensor, name) for name, tensor in kept.items()]
+    _require_room(files, held, dtype, device, available)
+    module = _build(
+        files, config if portion is None else portion.config, kept, portion, dtype, device, attn_implementation
+    )
     identity = weights_identity(files.directory, checksums)
-    return LoadedModel(module, describe(files.name, config, dtype, device, _digest(identity, config, layers, dtype)))
+    info = describe(files.name, config, dtype, device, _digest(identity, config, layers, dtype))
+    if portion is not None:
+        info = replace(info, num_kv_heads=len(portion.share.keys))
+    return LoadedModel(module, info, portion)
 
 
 def keep_layers(config: PretrainedConfig, layers: tuple[int, ...], name: str) -> PretrainedConfig:
@@ -197,8 +215,8 @@ def _require_room(
 def _build(
     files: ModelFiles,
     config: PretrainedConfig,
-    tensors: Iterable[StoredTensor],
-    names: Mapping[str, str],
+    tensors: Mapping[str, StoredTensor],
+    portion: Portion | None,
     dtype: torch.dtype,
     device: torch.device,
     attn_implementation: str,
@@ -211,8 +229,8 @@ def _build(
         # A parameter must not stay a view of its file: whoever truncates the file would kill the process.
         keeps = device.type == "cpu"
         weights = {
-            names[name]: tensor.clone() if keeps and tensor.dtype == dtype else tensor
-            for name, tensor in _mapped(tensors)
+            name: tensor.clone() if keeps and tensor.dtype == dtype else tensor
+            for name, tensor in _mapped(tensors, {} if portion is None else portion.cuts)
         }
         with quiet_transformers():
             module, report = architecture.from_pretrained(
@@ -242,14 +260,16 @@ def _architecture(config: PretrainedConfig) -> type[PreTrainedModel]:
     return architecture
 
 
-def _mapped(tensors: Iterable[StoredTensor]) -> Iterable[tuple[str, torch.Tensor]]:
+def _mapped(tensors: Mapping[str, StoredTensor], cuts: Mapping[str, Cut]) -> Iterable[tuple[str, torch.Tensor]]:
+    """The tensors, or what is to be read of them, by their names in the model."""
     by_file: dict[Path, list[str]] = {}
-    for tensor in tensors:
-        by_file.setdefault(tensor.file, []).append(tensor.name)
+    for name, tensor in tensors.items():
+        by_file.setdefault(tensor.file, []).append(name)
     for path, wanted in by_file.items():
         with safe_open(path, framework="pt") as file:
             for name in wanted:
-                yield name, file.get_tensor(name)
+                stored, cut = tensors[name].name, cuts.get(name)
+                yield name, file.get_tensor(stored) if cut is None else cut.read(file.get_slice(stored))
 
 
 def _digest(

@@ -17,6 +17,7 @@ from torch import nn
 from cluster.kernels.library import Library
 from cluster.model.packed import pack_side_by_side, round_up
 from cluster.model.pattern import release
+from cluster.model.shard_modules import RowParallel
 
 
 class PackedModule(nn.Module):
@@ -64,7 +65,8 @@ def pack_linears(module: Any, library: Library) -> None:
     for parent in list(module.model.layers.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedModule(child, library))
+                # Parts of a sum over ranks are rounded once, afterwards.
+                setattr(parent, name, PackedModule(child, library, wide=isinstance(parent, RowParallel)))
                 release(child)
     head = module.lm_head
     if type(head) is nn.Linear:

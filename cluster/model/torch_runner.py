@@ -78,9 +78,7 @@ class TorchRunner:
         """
         if not plan.rows:
             return Flight(plan, torch.empty(0, self.vocab_size))
-        ragged = Ragged.of(plan.rows, block_tokens=self._arena.block_tokens, num_blocks=self._arena.num_blocks)
-        tokens_T = self._tokens(plan)
-        wanted_N = wanted_positions(plan)
+        ragged, tokens_T, wanted_N = self.layout(plan)
         if self._fused is not None:
             return Flight(plan, self._fused.run(self._arena, tokens_T, ragged, wanted_N))
         device = self._arena.device
@@ -95,6 +93,11 @@ class TorchRunner:
             return Flight(plan, torch.empty(0, self.vocab_size, device=device))
         output = self._module(**inputs, logits_to_keep=torch.from_numpy(wanted_N).to(device))
         return Flight(plan, output.logits[0].float())
+
+    def layout(self, plan: Plan) -> tuple[Ragged, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where everything of a plan sits, its token ids [T] and the positions that want logits [N], all checked."""
+        ragged = Ragged.of(plan.rows, block_tokens=self._arena.block_tokens, num_blocks=self._arena.num_blocks)
+        return ragged, self._tokens(plan), wanted_positions(plan)
 
     def _tokens(self, plan: Plan) -> npt.NDArray[np.int64]:
         tokens_T = np.fromiter((token for row in plan.rows for token in row.tokens), np.int64, plan.num_tokens)

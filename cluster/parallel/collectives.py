@@ -12,6 +12,7 @@ Legend of shape suffixes: N rows, V columns of the whole, W columns of the wides
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,15 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0) -> torch.Tensor
     if group.size > 1:
         group.run(f"broadcast from rank {root}", tensor, lambda carrier: carrier.broadcast(tensor, root))
     return tensor
+
+
+def barrier(group: Group, timeout_s: float) -> None:
+    """Return when every rank has come here; those that load something may take longer than a step may."""
+    here = torch.zeros(1)
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=timeout_s)
+    if group.size > 1:
+        group.run("waiting for all ranks", here, lambda carrier: carrier.allreduce([here], options))
 
 
 def gather_columns(group: Group, piece: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
