@@ -18,7 +18,7 @@ from cluster.control.length import LengthControl
 from cluster.draft.first import FirstOffer
 from cluster.draft.model import ModelProposer
 from cluster.draft.ngram import NgramProposer
-from cluster.draft.proposer import Proposer
+from cluster.draft.proposer import Combiner, Proposer
 from cluster.engine import Engine, Parts
 from cluster.kv.blocks import BlockPool
 from cluster.kv.cache import KVCache
@@ -225,6 +225,7 @@ def fake_engine(
     text: bool = False,
     plugged: Mapping[str, LogitsProcessor] | None = None,
     policy: Policy | None = None,
+    combine: Callable[[Sequence[Proposer]], Combiner] = FirstOffer,
 ) -> Engine:
     """`text`: answers are also read, by `LetterStream`, so that stop strings can match."""
     cache = fake_cache(setup)
@@ -240,7 +241,7 @@ def fake_engine(
                 plugged,
                 LETTERS if text else None,
             ),
-            proposer=FirstOffer(proposers),
+            proposer=combine(proposers),
             control=LengthControl(setup.knobs),
             max_context=setup.max_context,
         )

@@ -7,145 +7,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cluster.engine import Engine
 from cluster.messages import Knobs
-from cluster.model.processors import LogitsProcessor
 from cluster.request import Request, Sampling
 from tests.fakes import Answer, FakeSetup, fake_engine, run
+from tests.laws.everything import PLUGGED, alone, completes
 from tests.laws.schedules import (
-    CONTEXT,
     LAWS,
     PROPOSERS,
     VOCAB,
-    batches,
-    proposer_names,
     proposers,
-    rich_samplings,
-    setups,
-    tokens,
 )
-
-
-def tilted(seen: Sequence[int], logits_V: torch.Tensor) -> torch.Tensor:
-    """Depends on every token before the position."""
-    return logits_V + torch.tensor([float(sum(seen) * (token + 3) % 7) for token in range(len(logits_V))])
-
-
-def unrepeated(seen: Sequence[int], logits_V: torch.Tensor) -> torch.Tensor:
-    logits_V[seen[-1]] = float("-inf")
-    return logits_V
-
-
-def broken(seen: Sequence[int], logits_V: torch.Tensor) -> torch.Tensor:
-    if seen[-1] == 3:
-        raise ZeroDivisionError("three")
-    return logits_V * float("nan") if sum(seen) % 11 == 0 else logits_V
-
-
-PLUGGED: Mapping[str, LogitsProcessor] = {"tilted": tilted, "unrepeated": unrepeated, "broken": broken}
-
-words = st.text("abcdef", min_size=1, max_size=4)
-sequences = st.lists(tokens, min_size=1, max_size=3).map(tuple)
-
-
-@st.composite
-def every_samplings(draw: st.DrawFn) -> Sampling:
-    """`rich_samplings` and everything beside; about half of each is switched off."""
-    base = draw(rich_samplings)
-    budget = draw(st.one_of(st.none(), st.integers(0, 12)))
-    return replace(
-        base,
-        min_tokens=draw(st.one_of(st.just(0), st.integers(0, base.max_tokens))),
-        include_stop=draw(st.booleans()),
-        allowed_ids=draw(st.one_of(st.none(), st.lists(tokens, min_size=1, max_size=5).map(tuple))),
-        bad_ids=draw(st.one_of(st.just(()), st.lists(sequences, max_size=4).map(tuple))),
-        bad_words=draw(
-            st.one_of(st.just(()), st.lists(st.text("abcdef", min_size=1, max_size=4), max_size=3).map(tuple))
-        ),
-        thinking_tokens=budget,
-        think_end=() if budget is None else draw(sequences),
-        prompt_logprobs=draw(st.sampled_from((None, None, 0, 2))),
-        logits_processors=tuple(draw(st.lists(st.sampled_from(sorted(PLUGGED)), unique=True, max_size=1))),
-    )
 
 
 def engine(setup: FakeSetup, name: str, asked: Sequence[Request], twins: Mapping[str, Answer]) -> Engine:
     return fake_engine(setup, LAWS, proposers(name, setup, asked, twins), text=True, plugged=PLUGGED)
-
-
-def alone(request: Request) -> Answer:
-    """Alone in a roomy engine that never drafts, shares or preempts."""
-    roomy = FakeSetup(VOCAB, num_blocks=64, prefix=False, max_context=CONTEXT + 64, knobs=Knobs(k=0, adaptive=False))
-    return run(fake_engine(roomy, LAWS, text=True, plugged=PLUGGED), [request])[request.id]
-
-
-def fitting(setup: FakeSetup, batch: Sequence[Request]) -> list[Request]:
-    held = min(setup.max_context, setup.num_blocks * setup.block_tokens)
-    cut = []
-    for request in batch:
-        room = min(held - len(request.prompt), request.sampling.max_tokens)
-        if room >= 1:
-            least = min(room, request.sampling.min_tokens)
-            cut.append(replace(request, sampling=replace(request.sampling, max_tokens=room, min_tokens=least)))
-    return cut
-
-
-@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(setups, proposer_names, batches(every_samplings(), largest=4))
-def test_all_parameters_at_once_with_any_proposer(setup: FakeSetup, name: str, asked: list[Request]) -> None:
-    asked = fitting(setup, asked)
-    twins = {request.id: alone(request) for request in asked}
-    told = run(engine(setup, name, asked, twins), asked)
-    for request in asked:
-        answer, twin = told[request.id], twins[request.id]
-        assert (answer.tokens, answer.finish, answer.text) == (twin.tokens, twin.finish, twin.text)
-        assert answer.logprobs == twin.logprobs
-        assert answer.deltas[-1].fault == twin.deltas[-1].fault
-        assert prompt_logprobs(answer) == prompt_logprobs(twin)
-        keeps_its_word(request, answer)
-
-
-def prompt_logprobs(answer: Answer) -> list:
-    return [entry for delta in answer.deltas for entry in delta.prompt_logprobs]
-
-
-def keeps_its_word(request: Request, answer: Answer) -> None:
-    """Checked against the words of the parameters, apart from how they are put into effect."""
-    sampling, said = request.sampling, answer.tokens
-    end = sampling.think_end
-    forced = range(0)
-    if sampling.thinking_tokens is not None and not completes(said[: sampling.thinking_tokens], end):
-        forced = range(sampling.thinking_tokens, sampling.thinking_tokens + len(end))
-        expected = end[: max(0, len(said) - sampling.thinking_tokens)]
-        assert said[forced.start : forced.start + len(expected)] == expected
-    free = [token for place, token in enumerate(said) if place not in forced]
-    if sampling.allowed_ids is not None:
-        assert set(free) <= set(sampling.allowed_ids)
-    for bad in sampling.bad_ids:
-        ends = [at + len(bad) - 1 for at in range(len(said)) if said[at : at + len(bad)] == bad]
-        assert all(place in forced for place in ends)
-    letters = bytes(token + ord("a") for token in said).decode()
-    for word in sampling.bad_words:
-        ends = [at + len(word) - 1 for at in range(len(said)) if letters.startswith(word, at)]
-        assert all(place in forced for place in ends)
-    if answer.finish == "stop":
-        assert len(said) > sampling.min_tokens
-    if (asked := sampling.prompt_logprobs) is not None and said:
-        entries = prompt_logprobs(answer)
-        assert [entry.token for entry in entries] == list(request.prompt[1:])
-        for length, entry in enumerate(entries, start=1):
-            law = torch.log_softmax(LAWS(request.prompt[:length]).double(), dim=0)
-            assert entry.logprob == pytest.approx(float(law[entry.token]), abs=1e-5)
-            assert [token for token, _ in entry.top] == law.sort(descending=True).indices[:asked].tolist()
-    if answer.finish == "error":
-        assert answer.deltas[-1].fault is not None
-
-
-def completes(said: Sequence[int], mark: Sequence[int]) -> bool:
-    return any(tuple(said[at : at + len(mark)]) == tuple(mark) for at in range(len(said)))
 
 
 CYCLE = lambda context: torch.eye(VOCAB)[(context[-1] + 1) % VOCAB] * 50  # noqa: E731
