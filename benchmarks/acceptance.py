@@ -2,8 +2,8 @@
 
 A round is one target step of one request after the step that computed its prompt.
 
-Run by itself it writes what an emulated drafter needs: acceptance by position on each data file, out of
-the answers that benchmarks.proposers recorded.
+Run by itself it writes what `outrider simulate --acceptance` reads: acceptance by position on each data
+file, out of the answers that benchmarks.proposers recorded.
 """
 
 from __future__ import annotations
@@ -67,19 +67,24 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
-def measured(rows: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> dict[str, Any]:
-    """By data file: alphas by position, tau, answers and rounds of the recorded answers that are as `wanted`."""
-    by_kind: dict[str, list[list[Round]]] = {}
+def measured(rows: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of the recorded answers that are as `wanted`, by data file: acceptance by position, tau, how many there were."""
+    answers: dict[str, list[list[Round]]] = {}
     for row in rows:
         if row["what"] == "answer" and all(row[name] == value for name, value in wanted.items()):
-            rounds = [Round(*entry) for entry in row["rounds"]]
-            by_kind.setdefault(row["prompt"].split("/")[0], []).append(rounds)
-    found = {}
-    for kind, answers in sorted(by_kind.items()):
-        every = [one for rounds in answers for one in rounds]
-        chances = [None if alpha is None else round(alpha, 4) for alpha in alphas(every, wanted["k"])]
-        found[kind] = {"alphas": chances, "tau": round(tau(every), 3), "answers": len(answers), "rounds": len(every)}
-    return found
+            answers.setdefault(row["prompt"].split("/")[0], []).append([Round(*entry) for entry in row["rounds"]])
+    rounds = {kind: [one for made in answers[kind] for one in made] for kind in sorted(answers)}
+    return {
+        "acceptance": {kind: _reached(alphas(every, wanted["k"])) for kind, every in rounds.items()},
+        "tau": {kind: round(tau(every), 3) for kind, every in rounds.items()},
+        "rounds": {kind: len(every) for kind, every in rounds.items()},
+        "answers": {kind: len(answers[kind]) for kind in rounds},
+    }
+
+
+def _reached(chances: Sequence[float | None]) -> list[float]:
+    """As far as drafts ever stood."""
+    return [round(chance, 4) for chance in chances if chance is not None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     wanted = {name: getattr(options, name) for name in ("target", "draft", "dtype", "k", "temperature")}
     rows = read_rows(options.records)
-    record = {"command": options.made_with, **wanted, "files": measured(rows, wanted | {"proposer": "draft"})}
+    record = {"command": options.made_with, **wanted, **measured(rows, wanted | {"proposer": "draft"})}
     options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 

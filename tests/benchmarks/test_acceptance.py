@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import acceptance
 from benchmarks.acceptance import Round, alphas, loops, main, tau
+from deploy.simulation.pair import read_acceptance
 
 ROUNDS = [Round(3, 3, 4), Round(3, 0, 1), Round(3, 1, 2), Round(0, 0, 1), Round(2, 2, 3)]
 
@@ -47,7 +49,13 @@ def test_the_file_for_emulation_holds_acceptance_by_data_file(tmp_path: Path) ->
     assert main([str(records), *asked]) == 0
     made = json.loads(out.read_text())
     assert (made["command"], made["k"]) == ("this", 3)
-    assert made["files"] == {
-        "chat": {"alphas": [None] * 3, "tau": 0.0, "answers": 1, "rounds": 0},
-        "code": {"alphas": [1.0, 0.5, 1.0], "tau": 3.0, "answers": 1, "rounds": 2},
-    }
+    assert made["acceptance"] == {"chat": [], "code": [1.0, 0.5, 1.0]}
+    assert made["tau"] == {"chat": 0.0, "code": 3.0}
+    assert made["answers"] == {"chat": 1, "code": 1}
+
+
+@pytest.mark.parametrize("workload", ["code", "chat", "json"])
+def test_the_measured_pair_is_what_simulations_read(workload: str) -> None:
+    measured = read_acceptance(Path(acceptance.__file__).parent / "acceptance.json", workload)
+    assert len(measured.alphas) == 8
+    assert all(0.5 < alpha <= 1.0 for alpha in measured.alphas)
