@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from cluster.config import (
-    BUILDER,
     CacheConfig,
     Config,
     KnobConfig,
     ModelDraft,
     NgramDraft,
-    SchedulerConfig,
-    ServingConfig,
-    SuffixDraft,
-    TargetConfig,
-    describe,
-    load_yaml,
     parse,
     parse_bytes,
     parse_knobs,
-    reference,
 )
 from cluster.errors import ConfigError
 from cluster.messages import Knobs
@@ -251,166 +241,3 @@ def test_user_config_is_checked_as_strictly() -> None:
         parse_knobs({"token_budget": 16}, KnobConfig(k=20))
     with pytest.raises(ConfigError, match="must be a mapping"):
         parse_knobs([1])  # type: ignore[arg-type]
-
-
-# Round trips
-
-MODEL = st.text(min_size=1, max_size=8)
-DTYPE = st.sampled_from(["auto", "float32", "bfloat16", "float16"])
-MAYBE = st.none() | st.integers(16, 10**6)
-NGRAM = st.builds(NgramDraft, kind=st.just("ngram"), max_match=st.integers(4, 16), min_match=st.integers(1, 4))
-LAYERS = st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
-MODEL_DRAFT = st.builds(ModelDraft, kind=st.just("model"), model=MODEL.map("d".__add__), layers=LAYERS, dtype=DTYPE)
-SUFFIX = st.builds(
-    SuffixDraft,
-    kind=st.just("suffix"),
-    max_depth=st.integers(2, 200),
-    factor=st.floats(0.1, 64.0),
-    min_prob=st.floats(0.0, 1.0),
-    past_requests=st.integers(1, 10**6),
-)
-CONFIGS = st.builds(
-    Config,
-    target=st.builds(TargetConfig, model=MODEL, tokenizer=st.none() | MODEL, dtype=DTYPE, max_context=MAYBE),
-    drafts=st.lists(NGRAM | SUFFIX | MODEL_DRAFT, max_size=3).map(tuple),
-    cache=st.builds(
-        CacheConfig,
-        block_tokens=st.integers(1, 256),
-        memory=st.sampled_from(["auto", "512MiB", "1.5GB", "7"]),
-        blocks=MAYBE,
-        prefix=st.booleans(),
-    ),
-    scheduler=st.builds(SchedulerConfig, max_sequences=st.integers(1, 4096), max_waiting=st.integers(0, 99)),
-    knobs=st.builds(
-        KnobConfig,
-        k=st.integers(0, 64),
-        rule=st.sampled_from(["coupled", "ratio"]),
-        token_budget=st.integers(65, 9999),
-    ),
-    serving=st.builds(ServingConfig, name=st.none() | MODEL, max_tokens=st.integers(1, 9999)),
-)
-
-
-@given(CONFIGS)
-def test_round_trip(config: Config) -> None:
-    assert parse(config.model_dump()) == config
-    assert parse(json.loads(config.model_dump_json())) == config
-    assert parse(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
-
-
-@given(CONFIGS)
-def test_description_has_one_line_a_value(config: Config) -> None:
-    lines = describe(config)
-    paths = [line.split(" = ")[0] for line in lines]
-    assert len(paths) == len(set(paths))
-    assert f"knobs.k = {config.knobs.k}  (set)" in lines
-    for index, draft in enumerate(config.drafts):
-        assert any(line.startswith(f"drafts.{index}.kind = {draft.kind}") for line in lines)
-
-
-def test_description_tells_what_a_person_set_and_what_follows() -> None:
-    lines = describe(parse({"cache": {"memory": "1KiB", "prefix": False}, "drafts": []}))
-    assert "cache.memory = 1KiB  (set)" in lines
-    assert "cache.memory_bytes = 1024  (derived)" in lines
-    assert "cache.prefix = false  (set)" in lines
-    assert "cache.block_tokens = 32" in lines
-    assert "drafts = []  (set)" in lines
-    assert "target.max_context = null" in lines
-
-
-# The file
-
-
-def write(path: Path, document: object) -> Path:
-    file = path / "serve.yaml"
-    file.write_text(yaml.safe_dump(document))
-    return file
-
-
-def application(args: object = None, import_path: str = BUILDER) -> dict[str, object]:
-    return {"name": "a", "import_path": import_path} | ({} if args is None else {"args": args})
-
-
-def test_file(tmp_path: Path) -> None:
-    other = application({"unrelated": 1}, "other.pool:build")
-    file = write(tmp_path, {"applications": [other, application({"knobs": {"k": 2}})]})
-    assert load_yaml(file) == parse({"knobs": {"k": 2}})
-    assert load_yaml(str(file)) == load_yaml(file)
-
-
-def test_file_without_args_is_the_default(tmp_path: Path) -> None:
-    assert load_yaml(write(tmp_path, {"applications": [application()]})) == Config()
-
-
-def test_file_with_knobs_starts_with_them(tmp_path: Path) -> None:
-    app = application({"knobs": {"k": 2, "rule": "ratio"}})
-    app["deployments"] = [{"name": "Ingress", "user_config": {"other": 1}}, {"name": "Engine", "user_config": {"k": 9}}]
-    assert load_yaml(write(tmp_path, {"applications": [app]})).knobs == KnobConfig(k=9, rule="ratio")
-    app["deployments"] = [{"name": "Engine", "user_config": {"kk": 9}}]
-    with pytest.raises(ConfigError, match=r"applications\.0\.deployments\.0\.user_config: kk: unknown key"):
-        load_yaml(write(tmp_path, {"applications": [app]}))
-
-
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        (None, "not a Serve config file: it has no list `applications`"),
-        ([1], "not a Serve config file"),
-        ({"applications": {}}, "not a Serve config file"),
-        ({"applications": []}, "import paths: none"),
-        ({"applications": [application(import_path="x:y")]}, f"import_path {BUILDER}; import paths: x:y"),
-        ({"applications": [application(), application()]}, "exactly one application"),
-        (
-            {"applications": [application(import_path="x:y"), application({"cach": 1})]},
-            r"applications\.1\.args: cach: unknown key; did you mean cache\?",
-        ),
-        ({"applications": [application([1])]}, r"applications\.0\.args: the configuration must be a mapping"),
-    ],
-)
-def test_file_that_holds_no_configuration(tmp_path: Path, document: object, words: str) -> None:
-    file = write(tmp_path, document)
-    with pytest.raises(ConfigError, match=words) as caught:
-        load_yaml(file)
-    assert str(caught.value).startswith(str(file))
-
-
-def test_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
-        load_yaml(tmp_path / "absent.yaml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load_yaml(tmp_path)
-    torn = tmp_path / "torn.yaml"
-    torn.write_text("applications: [\n  {name: a\n")
-    with pytest.raises(ConfigError, match=r"(?s)not YAML: .*line 3"):
-        load_yaml(torn)
-    binary = tmp_path / "binary.yaml"
-    binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not YAML"):
-        load_yaml(binary)
-
-
-# The reference table
-
-
-def keys_of(model: type[BaseModel]) -> set[str]:
-    return set(model.model_fields)
-
-
-def test_reference_names_every_key_once_and_says_what_it_means() -> None:
-    rows = [line.strip("| ").split(" | ") for line in reference()[2:]]
-    paths = [row[0].strip("`") for row in rows]
-    assert len(paths) == len(set(paths))
-    assert all(len(row) == 3 and len(row[2]) > 4 for row in rows)
-    last = {path.rpartition(".")[2] for path in paths}
-    for model in (
-        TargetConfig,
-        NgramDraft,
-        SuffixDraft,
-        ModelDraft,
-        CacheConfig,
-        SchedulerConfig,
-        KnobConfig,
-        ServingConfig,
-    ):
-        assert keys_of(model) - {"typical"} <= last  # a part of its own, listed key by key
-    assert "drafts[ngram].max_match" in paths

@@ -25,7 +25,7 @@ from cluster.model.sample import Shape, probabilities, shape_logits
 from cluster.request import Request, RuleName, Sampling, Speculation
 from cluster.verify.rules.base import Facts, Ruling
 from tests.fakes import LETTERS, FakeSetup, fake_engine, run
-from tests.laws.everything import PLUGGED, every_samplings, some_samplings
+from tests.laws.asked import PLUGGED, every_samplings, some_samplings
 from tests.laws.schedules import LAWS, OTHER_LAWS, VOCAB, prompts
 from tests.proposers import KINDS, Around
 from tests.rulings import plant

@@ -12,7 +12,8 @@ from cluster.engine import Engine
 from cluster.messages import Knobs
 from cluster.request import Request, Sampling
 from tests.fakes import Answer, FakeSetup, fake_engine, run
-from tests.laws.everything import PLUGGED, alone, completes
+from tests.laws.asked import PLUGGED
+from tests.laws.everything import alone, completes
 from tests.laws.schedules import (
     LAWS,
     PROPOSERS,
