@@ -17,6 +17,7 @@ Refuses to know: HTTP, Ray, or who catches what; `deploy` maps these to status c
     |-- Overloaded           the queue is full; try again later
     |-- EngineStopped        the engine is gone or shutting down
     |-- PeerLost             another process died or did not answer in time
+    |-- WireError            what a peer sent is no message of this release
     `-- BrokenInvariant      a bug in Outrider
 """
 
@@ -88,6 +89,10 @@ class EngineStopped(OutriderError):
 
 class PeerLost(OutriderError):
     """Another process died or did not answer before its deadline."""
+
+
+class WireError(OutriderError):
+    """Bytes from a peer that are no message: torn, foreign, or of another release."""
 
 
 class BrokenInvariant(OutriderError):

@@ -88,6 +88,14 @@ class ModelProposer:
         self._drawing.close(sequence)
         self._cache.release(sequence)
 
+    def swap(self, runner: Runner) -> None:
+        """Draft with other weights of the same shape; what the cache holds is the old ones', and forgotten."""
+        for sequence in self._states:
+            self._cache.release(sequence)
+            self._states[sequence] = _State()
+        self._cache.forget_prefixes()
+        self._runner = runner
+
     def _fits(self, view: SequenceView) -> bool:
         return len(view.tokens) + min(view.k, self._most) <= self._max_context
 

@@ -8,7 +8,7 @@ the verbs are also the wire messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from cluster.messages import Knobs, Offer, SequenceView, Verdict
 
@@ -19,9 +19,13 @@ class Proposer(Protocol):
     Offers may be wrong, missing, late or repeated: that costs speed, never a token.
     """
 
-    name: ClassVar[str]
-    #: True when draft tokens are sampled, so that `ratio` needs the law in the offer.
-    samples: ClassVar[bool]
+    @property
+    def name(self) -> str:
+        """What a request names it by; the source its offers give."""
+
+    @property
+    def samples(self) -> bool:
+        """True when draft tokens are sampled, so that `ratio` needs the law in the offer."""
 
     def open(self, view: SequenceView) -> None:
         """A sequence will be shown to `propose`. May be called again after preemption."""

@@ -24,6 +24,7 @@ from tests.fakes import (
     ngram,
     run,
 )
+from tests.remote import WILD, remote
 
 VOCAB = 6
 CONTEXT = 48
@@ -40,6 +41,11 @@ PROPOSERS: Mapping[str, Callable[[FakeSetup, dict[tuple[int, ...], Sequence[int]
     "oracle": lambda setup, answers: [OracleProposer(answers)],
     "liar": lambda setup, answers: [Liar(VOCAB)],
     "sampled": lambda setup, answers: [SampledProposer((1 / VOCAB,) * VOCAB)],
+    "remote model": lambda setup, answers: [remote(draft_proposer(setup, OTHER_LAWS))],
+    "remote models, wild channels": lambda setup, answers: [
+        remote(draft_proposer(setup, LAWS), draft_proposer(setup, OTHER_LAWS), faults=WILD)
+    ],
+    "remote liar, then lookup": lambda setup, answers: [remote(Liar(VOCAB), faults=WILD, seed=7), ngram()],
     "first of several": lambda setup, answers: [Liar(VOCAB, seed=3), ngram(), draft_proposer(setup, LAWS)],
 }
 
