@@ -6,12 +6,13 @@ Refuses to know: the step, Ray, HTTP.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
-
+from cluster.build_model import Meeting as Meeting
+from cluster.build_model import Model, load, load_target, use_threads
+from cluster.build_model import Shard as Shard
+from cluster.build_model import assemble_shard as assemble_shard
 from cluster.config import EngineConfig, SchedulerConfig
 from cluster.config_drafts import (
     DraftConfig,
@@ -39,19 +40,16 @@ from cluster.draft.suffix.trie import Limits as TrieLimits
 from cluster.draft.suffix.trie import Wish
 from cluster.draft.translate import TranslatedProposer, TranslatedSeq2Seq
 from cluster.engine import Engine, Parts
-from cluster.errors import CapacityError
+from cluster.errors import ConfigError
 from cluster.kernels.library import open_library
-from cluster.kv.blocks import BlockPool
-from cluster.kv.cache import KVCache
-from cluster.kv.keys import KeyContext
-from cluster.model.device import available_memory, resolve_device, resolve_dtype
+from cluster.model.device import resolve_device, resolve_dtype
 from cluster.model.files import ModelFiles
 from cluster.model.info import ModelInfo
-from cluster.model.load import load_model, locate, read_config
+from cluster.model.load import locate, read_config
 from cluster.model.processors import LogitsProcessor, Vocabulary
-from cluster.model.quantize import Bits, quantize_linears
+from cluster.model.quantize import Bits
 from cluster.model.seq2seq import load_seq2seq
-from cluster.model.torch_runner import TorchRunner, arena_for, block_bytes
+from cluster.model.torch_runner import block_bytes
 from cluster.sched.policy import ByPriority, Fair, Fcfs, Policy
 from cluster.sched.scheduler import Limits, Scheduler
 from cluster.text.tokenizer import Tokenizer
@@ -79,12 +77,14 @@ class Resolved:
     cache_bytes: int
     drafts: tuple[str, ...]
     bits: Bits | None = None  # None: weights are whole
+    ranks: int = 1
 
     def lines(self) -> list[str]:
         """One fact a line, for people."""
         model = self.model
+        divided = f", divided among {self.ranks} processes" if self.ranks > 1 else ""
         return [
-            f"model      {model.name} ({model.architecture}, {model.num_layers} layers)",
+            f"model      {model.name} ({model.architecture}, {model.num_layers} layers){divided}",
             f"dtype      {model.dtype} on {model.device}" + (f", weights in {self.bits} bits" if self.bits else ""),
             f"context    {self.max_context} tokens",
             f"cache      {self.blocks} blocks, {self.cache_bytes / 2**20:.0f} MiB",
@@ -102,29 +102,23 @@ class Assembly:
     resolved: Resolved
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A model on its device with a cache of its own."""
-
-    runner: TorchRunner
-    cache: KVCache
-    info: ModelInfo
-    max_context: int
-
-
-def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
+def assemble(config: EngineConfig, progress: Progress = silent, meeting: Meeting | None = None) -> Assembly:
     """Load the models and put an engine together. Sets torch's thread count for this process.
 
-    Raises ConfigError, ModelError and its kinds, CapacityError.
+    meeting: where the ranks of a target with `tensor_parallel` above 1 meet; this process is rank 0,
+    and each of the others calls `assemble_shard` and then `follow`. `Engine.close` sends them home.
+    Raises ConfigError, ModelError and its kinds, CapacityError, PeerLost.
     """
-    threads = config.target.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    ranks = config.target.tensor_parallel
+    if (ranks > 1) != (meeting is not None):
+        raise ConfigError(f"target.tensor_parallel={ranks}: the ranks of one engine need a place to meet, and one none")
+    threads = use_threads(config)
     plugged = load_processors(config.processors)  # first: it costs nothing, and what it finds wrong is a typing slip
     files = locate(config.target.model, progress)
     tokenizer = _tokenizer(config, files)
     _compile(config, progress)
     progress(f"loading {files.name}")
-    target = _load(config, files, config.target.dtype, bits=config.target.bits)
+    target = load_target(config, files, meeting)
     tokenizer.check(target.info.vocab_size)
     blocks = target.cache.counts.total
     proposers = [_proposer(config, draft, target, tokenizer, progress) for draft in config.drafts]
@@ -136,6 +130,7 @@ def assemble(config: EngineConfig, progress: Progress = silent) -> Assembly:
         cache_bytes=blocks * block_bytes(target.info, block_tokens=config.cache.block_tokens),
         drafts=tuple(proposer.name for proposer in proposers),
         bits=config.target.bits,
+        ranks=ranks,
     )
     return Assembly(_engine(config, target, proposers, tokenizer, plugged), tokenizer, resolved)
 
@@ -164,7 +159,7 @@ def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer:
 
 def _engine(
     config: EngineConfig,
-    target: _Model,
+    target: Model,
     proposers: list[Proposer],
     tokenizer: Tokenizer,
     plugged: Mapping[str, LogitsProcessor],
@@ -179,6 +174,7 @@ def _engine(
             proposer=_combine(config, proposers),
             control=LengthControl(config.knobs.knobs()),
             max_context=target.max_context,
+            close=target.close,
         )
     )
 
@@ -192,56 +188,8 @@ def _policy(config: SchedulerConfig) -> Policy:
     return Fair(policy) if config.fair else policy
 
 
-def _load(
-    config: EngineConfig,
-    files: ModelFiles,
-    dtype_name: str,
-    *,
-    layers: tuple[int, ...] | None = None,
-    blocks: int | None = None,
-    bits: Bits | None = None,
-) -> _Model:
-    """One model with an arena of `blocks` blocks, or of what the configuration and memory allow."""
-    device = resolve_device(config.target.device)
-    dtype = resolve_dtype(dtype_name, device, read_config(files).dtype)
-    loaded = load_model(files, dtype=dtype, device=device, layers=layers)
-    if bits is not None:
-        quantize_linears(loaded.module, bits)
-    info = loaded.info if bits is None else replace(loaded.info, fingerprint=f"{loaded.info.fingerprint}/{bits} bits")
-    max_context = min(info.max_context, config.target.max_context or info.max_context)
-    if blocks is None:
-        blocks = _plan_blocks(config, info, max_context)
-    block_tokens = config.cache.block_tokens
-    arena = arena_for(info, blocks, block_tokens=block_tokens)
-    context = KeyContext(model=info.fingerprint, layout=f"{info.dtype}/{block_tokens}")
-    cache = KVCache(BlockPool(blocks), block_tokens, context, prefix=config.cache.prefix)
-    return _Model(TorchRunner(loaded, arena), cache, info, max_context)
-
-
-def _plan_blocks(config: EngineConfig, info: ModelInfo, max_context: int) -> int:
-    """How many blocks: as configured, or a quarter of the free memory, never more than could be used."""
-    cache = config.cache
-    size = block_bytes(info, block_tokens=cache.block_tokens)
-    free = available_memory(torch.device(info.device))
-    if cache.blocks is not None:
-        blocks = cache.blocks
-    elif cache.memory_bytes is not None:
-        blocks = cache.memory_bytes // size
-    else:
-        useful = -(-max_context // cache.block_tokens) * config.scheduler.max_sequences
-        blocks = min(useful, free // 4 // size)
-    if blocks < 2:
-        raise CapacityError(f"cache.memory gives {blocks} blocks of {size} bytes; at least 2 are needed: raise it")
-    if blocks * size > free:
-        raise CapacityError(
-            f"the cache needs {blocks * size} bytes ({blocks} blocks of {size}), {free} are free on {info.device}: "
-            "lower cache.memory or cache.blocks"
-        )
-    return blocks
-
-
 def _proposer(
-    config: EngineConfig, draft: DraftConfig, target: _Model, tokenizer: Tokenizer, progress: Progress
+    config: EngineConfig, draft: DraftConfig, target: Model, tokenizer: Tokenizer, progress: Progress
 ) -> Proposer:
     match draft:
         case NgramDraft():
@@ -276,12 +224,12 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer.eos_ids, tokenizer.lexicon)
 
 
-def _dtype(draft: ModelDraft | TranslatedDraft | Seq2SeqDraft, target: _Model) -> str:
+def _dtype(draft: ModelDraft | TranslatedDraft | Seq2SeqDraft, target: Model) -> str:
     return draft.dtype if draft.dtype != "auto" else target.info.dtype
 
 
 def _model_proposer(
-    config: EngineConfig, draft: ModelDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
+    config: EngineConfig, draft: ModelDraft, target: Model, tokenizer: Tokenizer, progress: Progress
 ) -> ModelProposer:
     own = draft.model == "target"
     files = locate(config.target.model if own else draft.model, progress)
@@ -295,7 +243,7 @@ def _model_proposer(
     else:
         progress(f"loading draft {files.name}")
     blocks = target.cache.counts.total
-    model = _load(config, files, _dtype(draft, target), layers=layers, blocks=blocks, bits=draft.bits)
+    model = load(config, files, _dtype(draft, target), layers=layers, blocks=blocks, bits=draft.bits)
     # One tokenizer, but either model may be padded with ids that no text has.
     return ModelProposer(
         model.runner, model.cache, model.max_context, _candidates(draft), target.info.vocab_size, _vocabulary(tokenizer)
@@ -303,30 +251,30 @@ def _model_proposer(
 
 
 def _quantized_proposer(
-    config: EngineConfig, draft: QuantizedDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
+    config: EngineConfig, draft: QuantizedDraft, target: Model, tokenizer: Tokenizer, progress: Progress
 ) -> QuantizedProposer:
     files = locate(config.target.model, progress)
     progress(f"loading draft {files.name} in {draft.bits} bits")
-    model = _load(config, files, target.info.dtype, blocks=target.cache.counts.total, bits=draft.bits)
+    model = load(config, files, target.info.dtype, blocks=target.cache.counts.total, bits=draft.bits)
     return QuantizedProposer(
         model.runner, model.cache, model.max_context, _candidates(draft), vocabulary=_vocabulary(tokenizer)
     )
 
 
 def _translated_proposer(
-    config: EngineConfig, draft: TranslatedDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
+    config: EngineConfig, draft: TranslatedDraft, target: Model, tokenizer: Tokenizer, progress: Progress
 ) -> TranslatedProposer:
     files = locate(draft.model, progress)
     progress(f"loading draft {files.name} with its own tokenizer")
     theirs = Tokenizer.load(files.directory)
-    model = _load(config, files, _dtype(draft, target), blocks=target.cache.counts.total, bits=draft.bits)
+    model = load(config, files, _dtype(draft, target), blocks=target.cache.counts.total, bits=draft.bits)
     theirs.check(model.info.vocab_size)
     inner = ModelProposer(model.runner, model.cache, model.max_context, _candidates(draft), theirs.vocab_size)
     return TranslatedProposer(inner, tokenizer, theirs, greedy=draft.temperature is None)
 
 
 def _seq2seq_proposer(
-    config: EngineConfig, draft: Seq2SeqDraft, target: _Model, tokenizer: Tokenizer, progress: Progress
+    config: EngineConfig, draft: Seq2SeqDraft, target: Model, tokenizer: Tokenizer, progress: Progress
 ) -> Proposer:
     files = locate(draft.model, progress)
     progress(f"loading draft {files.name}, an encoder-decoder")

@@ -54,6 +54,7 @@ class TargetConfig(StrictModel):
     dtype: DType = Field("auto", description="of the weights; auto: the fastest this device computes well")
     bits: Literal[8, 4] | None = Field(None, description="round the weights to so many bits, on a CPU; default: whole")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
+    tensor_parallel: Whole = Field(1, ge=1, le=64, description="processes, one a device, among which it is divided")
     max_context: Whole | None = Field(None, ge=16, description="tokens; default: what the model was trained for")
     threads: Whole | None = Field(None, ge=1, description="CPU threads; default: the cores of this process")
 

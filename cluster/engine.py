@@ -8,7 +8,7 @@ Single-threaded: every method is called from one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cluster.control.length import LengthControl
@@ -46,6 +46,7 @@ class Parts:
     proposer: Combiner
     control: LengthControl
     max_context: int
+    close: Callable[[], None] = lambda: None  # ends what runs for the engine in other processes
 
 
 class Engine:
@@ -123,6 +124,10 @@ class Engine:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, so that a measurement starts cold."""
         self._parts.cache.forget_prefixes()
+
+    def close(self) -> None:
+        """End what runs for this engine in other processes. It computes nothing afterwards; may be called twice."""
+        self._parts.close()
 
     def check(self) -> None:
         """Raise BrokenInvariant unless the block law holds."""

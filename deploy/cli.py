@@ -87,6 +87,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, default=1.0, metavar="P")
     add("--seed", type=int, metavar="S", help="default: a random one, shown by --stats")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    add("--tensor-parallel", type=int, default=1, metavar="N", help="divide the model among N processes")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     add("--draft", default="ngram", choices=("ngram", "none"), help="how to draft (default: %(default)s)")
     add("--no-speculation", action="store_true", help="the same as --draft none")
@@ -104,9 +105,25 @@ def _generate(arguments: argparse.Namespace) -> int:
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     began = time.monotonic()
     request_of, config = _generation(arguments)  # wrong arguments are told before the model is loaded
-    from cluster.build import assemble
+    if config.target.tensor_parallel == 1:
+        from cluster.build import assemble
 
-    assembly = assemble(config, _progress)
+        return _answer(arguments, text, began, request_of, assemble(config, _progress))
+    from deploy.followers import Followers
+
+    with Followers(config) as followers:
+        from cluster.build import assemble
+
+        assembly = assemble(followers.config, _progress, followers.meeting)
+        code = _answer(arguments, text, began, request_of, assembly)
+        assembly.engine.close()
+    return code
+
+
+def _answer(
+    arguments: argparse.Namespace, text: str, began: float, request_of: Callable[[tuple[int, ...]], Any], assembly: Any
+) -> int:
+    """Print the answer of an assembled engine to `text`."""
     tokenizer = assembly.tokenizer
     if arguments.chat and not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template: leave out --chat", "--chat")
@@ -139,7 +156,11 @@ def _generation(arguments: argparse.Namespace) -> tuple[Callable[[tuple[int, ...
     drafting = arguments.draft == "ngram" and not arguments.no_speculation
     config = parse(
         {
-            "target": {"model": arguments.model, "dtype": arguments.dtype},
+            "target": {
+                "model": arguments.model,
+                "dtype": arguments.dtype,
+                "tensor_parallel": arguments.tensor_parallel,
+            },
             "drafts": [{"kind": "ngram"}] if drafting else [],
             "scheduler": {"max_sequences": 1},
         }

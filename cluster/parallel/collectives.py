@@ -20,10 +20,15 @@ import torch.distributed as dist
 from cluster.parallel.groups import Group
 
 
-def all_reduce(group: Group, tensor: torch.Tensor) -> torch.Tensor:
-    """Replace a contiguous tensor by its sum over the ranks, the same bits on each; returns it."""
+def all_reduce(group: Group, tensor: torch.Tensor, timeout_s: float | None = None) -> torch.Tensor:
+    """Replace a contiguous tensor by its sum over the ranks, the same bits on each; returns it.
+
+    timeout_s: another deadline than the group's, where ranks may come late.
+    """
     if group.size > 1:
-        group.run("all-reduce", tensor, lambda carrier: carrier.allreduce([tensor]))
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=timeout_s or group.timeout_s)
+        group.run("all-reduce", tensor, lambda carrier: carrier.allreduce([tensor], options))
     return tensor
 
 
@@ -36,11 +41,7 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0) -> torch.Tensor
 
 def barrier(group: Group, timeout_s: float) -> None:
     """Return when every rank has come here; those that load something may take longer than a step may."""
-    here = torch.zeros(1)
-    options = dist.AllreduceOptions()
-    options.timeout = timedelta(seconds=timeout_s)
-    if group.size > 1:
-        group.run("waiting for all ranks", here, lambda carrier: carrier.allreduce([here], options))
+    all_reduce(group, torch.zeros(1), timeout_s)
 
 
 def gather_columns(group: Group, piece: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:

@@ -132,8 +132,8 @@ class Group:
         others = ", ".join(str(rank) for rank in range(self.size) if rank != self.rank)
         self._lost = (
             f"{self}: {what} failed after {time.monotonic() - began:.1f} s, "
-            f"{'rank' if self.size == 2 else 'one of ranks'} {others} died or did not answer within "
-            f"{self.timeout_s:.0f} s ({reason.splitlines()[0]})"
+            f"{'rank' if self.size == 2 else 'one of ranks'} {others} died or did not answer "
+            f"({reason.splitlines()[0]})"
         )
         self.close()
         raise PeerLost(self._lost)
@@ -161,14 +161,17 @@ def join(
     name: str = "group",
     backend: str = "auto",
     timeout_s: float = 30.0,
+    meet_s: float | None = None,
     device: torch.device | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> Group:
     """Become one of the `size` members that meet at `endpoint`; returns when every one is ready.
 
     name: distinguishes groups that share an endpoint; each may be joined once.
     backend: "gloo", "nccl" (tensors on the GPU by NCCL, on the CPU by gloo), or "auto": by device.
-    timeout_s: deadline of joining and of every operation afterwards.
+    timeout_s: deadline of every operation. meet_s: of joining, where that may take longer.
     device: of the tensors exchanged; the CPU when not given.
+    watch: called while ranks are missing; may raise when it knows that one will not come.
     Raises ConfigError for a backend that is not here, PeerLost naming the ranks that did not come.
     """
     device = device or torch.device("cpu")
@@ -178,14 +181,15 @@ def join(
     group = Group(name, rank, size, device, timeout_s)
     if size == 1:
         return group
-    deadline = time.monotonic() + timeout_s
+    meet_s = meet_s or timeout_s
+    deadline = time.monotonic() + meet_s
     try:
-        client = TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        client = TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=timedelta(seconds=meet_s))
     except RuntimeError as error:
         raise PeerLost(f"{group}: nobody answers at {endpoint} ({str(error).splitlines()[0]})") from error
     store = PrefixStore(name, client)
     group._store = store
-    _call_roll(group, store, deadline)
+    _call_roll(group, store, deadline, watch)
     began = time.monotonic()
     try:
         group.control = _meet_gloo(group, store, endpoint)
@@ -208,7 +212,7 @@ def _wants_nccl(backend: str, device: torch.device) -> bool:
     return False
 
 
-def _call_roll(group: Group, store: Store, deadline: float) -> None:
+def _call_roll(group: Group, store: Store, deadline: float, watch: Callable[[], None] | None) -> None:
     """Wait for every member to have come this far, so that whoever is missing can be named."""
     if store.add(f"here/{group.rank}", 1) != 1:
         raise ConfigError(f"{group}: this rank has joined already; every group needs a name or an endpoint of its own")
@@ -220,8 +224,10 @@ def _call_roll(group: Group, store: Store, deadline: float) -> None:
             raise PeerLost(f"{group}: the meeting point is gone ({str(error).splitlines()[0]})") from error
         if missing and time.monotonic() > deadline:
             shown = ", ".join(map(str, sorted(missing)))
-            raise PeerLost(f"{group}: rank {shown} did not come within {group.timeout_s:.0f} s")
+            raise PeerLost(f"{group}: rank {shown} did not come in time")
         if missing:
+            if watch is not None:
+                watch()
             time.sleep(_POLL_S)
 
 

@@ -40,13 +40,13 @@ def test_a_killed_peer_is_noticed_at_once_and_other_groups_stay_whole() -> None:
 def test_a_frozen_peer_is_noticed_at_the_deadline() -> None:
     with Crew(2, tasks.lose_one, 3.0) as crew:
         message, _, total = crew.report(0)
-    assert "rank 1 died or did not answer within 3 s" in message
+    assert "rank 1 died or did not answer" in message
     assert total == 1.0
 
 
 def test_whoever_does_not_come_is_named() -> None:
     with Crew(2, tasks.come, 4, 1.0) as crew:
-        assert crew.reports() == [f"group 'tp', rank {r} of 4: rank 2, 3 did not come within 1 s" for r in (0, 1)]
+        assert crew.reports() == [f"group 'tp', rank {r} of 4: rank 2, 3 did not come in time" for r in (0, 1)]
 
 
 def test_a_group_of_one_needs_nobody_and_costs_nothing() -> None:
