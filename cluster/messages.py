@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.request import FinishReason, RuleName, Sampling, ScheduledThreshold, Threshold, Typical
+from cluster.tree import depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Knobs:
     threshold: Threshold = ScheduledThreshold()
     typical: Typical = Typical()
     max_retries: int = 3  # fruitless rounds before a request's speculation pauses
+    tree_nodes: int = 16  # of a step, shared by its sequences: who gets no more than k drafts a chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class SequenceView:
     """What a proposer may see of a sequence. `tokens` is the live list: read, never write.
 
     `k` already accounts for the caller's wish, the room left and control's advice: an offer must
-    not be longer.
+    not be longer, a tree not be deeper. `nodes`: how many a tree may have; not above k: draft a chain.
     """
 
     id: int
@@ -55,6 +57,7 @@ class SequenceView:
     method: str | None
     k: int
     room: int  # tokens that may still be emitted
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Offer:
 
     `law` None means every draft token is a point mass: chosen without randomness that the
     acceptance rule has to account for.
+    `parents` None means a chain. Otherwise tokens are the nodes of a tree of point masses, likelier
+    ones first: tokens[i] follows tokens[parents[i]], parents[i] < i, or the last known token where that is -1.
     """
 
     sequence: int
@@ -83,17 +88,21 @@ class Offer:
     law: DraftLaw | None = None
     source: str = ""
     version: int = 0
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """Tokens of one sequence to compute in one step.
 
-    tokens: ids at positions first, first + 1, ...; the last `drafts` of them are drafts.
-    blocks: the sequence's block table, covering every position up to the last of `tokens`.
+    tokens: ids in slots first, first + 1, ... of the sequence; the last `drafts` of them are drafts.
+    Slots are positions, but for a tree's nodes (see `parents`).
+    blocks: the sequence's block table, covering every slot up to the last of `tokens`.
     wants: how many trailing positions need logits: drafts + 1 where every known token is computed,
     and `told` more before them.
     told: how many of those are read for the log-probabilities of prompt tokens already known.
+    parents: of a tree that ends the row; its nodes fill the row's last slots, the first of them possibly
+    before `first`, computed already. A node sees what was there before the tree, its ancestors and itself.
     """
 
     sequence: int
@@ -104,11 +113,30 @@ class PlanRow:
     wants: int = 0
     offer: Offer | None = None
     told: int = 0
+    parents: tuple[int, ...] | None = None
 
     @property
     def end(self) -> int:
-        """One past the last position computed."""
+        """One past the last slot filled."""
         return self.first + len(self.tokens)
+
+    @property
+    def root(self) -> int:
+        """The slot of a tree's first node; `end` without one."""
+        return self.end - len(self.parents or ())
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of each token: absolute, a node's by its depth."""
+        if self.parents is None:
+            return range(self.first, self.end)
+        deep = depths(self.parents)[max(0, self.first - self.root) :]
+        return (*range(self.first, self.root), *(self.root - 1 + depth for depth in deep))
+
+    @property
+    def depth(self) -> int:
+        """How many drafts can be accepted at most."""
+        return self.drafts if self.parents is None else max(depths(self.parents), default=0)
 
     @property
     def judged(self) -> int:
@@ -118,11 +146,16 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything one step computes. `round` counts steps and never repeats in an engine's life."""
+    """Everything one step computes. `round` counts steps and never repeats in an engine's life.
+
+    moves: (from, to) slots of the arena, block * block_tokens + offset: keys and values that are copied
+    before anything else is done, all read before any is written. So an accepted path becomes a line.
+    """
 
     round: int
     rows: tuple[PlanRow, ...]
     knobs: Knobs
+    moves: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -156,6 +189,7 @@ class Verdict:
     them, one of the target's own.
     text: what may be shown now; text that could still become a stop string is held back.
     rule, lossy: what judged it, and whether that rule may emit what the target alone would not.
+    path: the nodes accepted, where the row held a tree.
     """
 
     sequence: int
@@ -168,6 +202,7 @@ class Verdict:
     lossy: bool = False
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     fault: Fault | None = None
+    path: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +216,7 @@ class SourceCount:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Running totals of one request."""
+    """Running totals of one request. A tree counts in `drafted` by its nodes, by position by its depth."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose blocks were found in the prefix cache

@@ -30,6 +30,7 @@ from cluster.request import Request
 from cluster.sched.policy import Policy
 from cluster.sched.scheduler import Limits, Scheduler
 from cluster.text.lexicon import Lexicon
+from cluster.tree import paths
 from cluster.verify.judge import Judge
 
 LawOf = Callable[[Sequence[int]], torch.Tensor]
@@ -63,6 +64,10 @@ class FakeRunner:
     def launch(self, plan: Plan) -> Flight:
         self.plans.append(plan)
         rows = []
+        places = self._arena.reshape(-1)
+        moved = [(place, int(places[source])) for source, place in plan.moves]  # all read before any is written
+        for place, token in moved:
+            places[place] = token
         written: dict[tuple[int, int], int] = {}
         for row in plan.rows:
             assert all(0 <= token < self.vocab_size for token in row.tokens)
@@ -73,7 +78,10 @@ class FakeRunner:
                 self._arena[place] = token
             context = self._arena[list(row.blocks)].reshape(-1)[: row.end].tolist()
             assert -1 not in context, "attention over a slot nobody wrote"
-            rows.extend(self._law_of(context[: row.end - back]) for back in range(row.wants - 1, -1, -1))
+            contexts = [context[: slot + 1] for slot in range(row.root)]
+            contexts += [[*context[: row.root], *path] for path in paths(context[row.root :], row.parents or ())]
+            assert all(len(contexts[s]) == p + 1 for s, p in zip(range(row.first, row.end), row.positions, strict=True))
+            rows.extend(self._law_of(seen) for seen in contexts[row.end - row.wants :])
         logits = torch.stack(rows).float() if rows else torch.zeros(0, self.vocab_size)
         return Flight(plan, logits)
 

@@ -72,7 +72,7 @@ class LengthControl:
 
     def update(self, plan: Plan, verdicts: Sequence[Verdict]) -> Knobs:
         """Take one step's outcome in; returns the knobs of the next."""
-        drafted = {row.sequence: row.drafts for row in plan.rows if row.wants}
+        drafted = {row.sequence: row.depth for row in plan.rows if row.wants}
         for verdict in verdicts:
             course = self._courses.setdefault(verdict.sequence, _Course(self.knobs.k))
             course.record(drafted[verdict.sequence], verdict.accepted, self.knobs)

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from cluster.draft.proposer import Proposer
 from cluster.messages import Knobs, Offer, SequenceView, Verdict
+from cluster.tree import reached
 
 #: What a round's outcome is worth one round later.
 _DECAY = 0.9
@@ -157,7 +158,8 @@ class ExpectedOffer:
         those that stood: it fell only where the target put another in its place.
         """
         stood = verdict.accepted
-        fell = len(verdict.tokens) > stood < len(offer.tokens) and verdict.tokens[stood] != offer.tokens[stood]
+        foretold, more = reached(offer.tokens, offer.parents or range(-1, len(offer.tokens) - 1), verdict.tokens)
+        fell = more and foretold == stood
         if stood or fell:
             course.records[index].add(stood, stood + fell, _DECAY)
             self._overall[index].add(stood, stood + fell, _GLOBAL_DECAY)

@@ -138,8 +138,8 @@ class Drawing:
         for n in touched:
             history = drafts[n].history
             assert history is not None
-            history.apply(wide_BV[n : n + 1], ())
-            possible = history.blocked is None and bool(wide_BV[n, : self._shared_vocab].max() > float("-inf"))
+            history.apply(wide_BV[n : n + 1], [()])
+            possible = not history.blocked and bool(wide_BV[n, : self._shared_vocab].max() > float("-inf"))
             drafts[n].stopped |= not possible
         return wide_BV[:, : self._shared_vocab]
 

@@ -23,6 +23,8 @@ struct Paged {
     float scaling, softcap; // softcap 0: none
     int64_t window; // 0: none
     const float *sinks; // [query heads] or null
+    const int32_t *roots; // [rows], place of a row's first tree node; null: no row holds a tree
+    const uint64_t *sights; // [tokens], bit j: sees node j of its row's tree; 0: a token before the tree
 };
 
 static const int RUN = 32;    // tokens taken at once
@@ -112,10 +114,28 @@ static inline void blend(const float *w, const float *fade, const float *values,
     }
 }
 
-// Turn raw scores of one query into weights of the running softmax; keys lo..hi-1 of the run are visible.
-static inline void soften(float *w, int64_t lo, int64_t hi, float scaling, float softcap, float &highest, float &total, float &fade) {
+// Bits 0..n-1.
+static inline uint32_t lowest(int64_t n) { return n <= 0 ? 0 : n >= RUN ? ~0u : (1u << n) - 1; }
+
+// Which keys of the run of `count` from place `base` of a row on one query sees, a bit each.
+static inline uint32_t visible(const Paged &p, int64_t row, int64_t token, int64_t base, int64_t count) {
+    uint64_t nodes = p.sights ? p.sights[token] : 0;
+    const int64_t root = nodes ? p.roots[row] : 0, here = token - p.starts[row] + p.firsts[row];
+    const int64_t at = nodes ? root + __builtin_popcountll(nodes) - 1 : here; // its position
+    const int64_t stop = nodes ? root : at + 1, from = p.window ? at - p.window + 1 : 0;
+    const uint32_t known = lowest((stop < base + count ? stop : base + count) - base) & ~lowest(from - base);
+    if (!nodes) return known;
+    // Ancestors come in the order of their depths: the first leave the window first.
+    for (int64_t extra = p.window ? __builtin_popcountll(nodes) - p.window : 0; extra > 0; --extra) nodes &= nodes - 1;
+    const int64_t shift = root - base; // of node 0 in this run
+    const uint64_t drafted = shift >= RUN || shift <= -64 ? 0 : shift >= 0 ? nodes << shift : nodes >> -shift;
+    return known | ((uint32_t)drafted & lowest(count));
+}
+
+// Turn raw scores of one query into weights of the running softmax; key i of the run is visible where bit i is set.
+static inline void soften(float *w, uint32_t seen, float scaling, float softcap, float &highest, float &total, float &fade) {
     fade = 1;
-    if (lo >= hi) {
+    if (!seen) {
         store(w, splat(0)), store(w + 16, splat(0));
         return;
     }
@@ -125,7 +145,7 @@ static inline void soften(float *w, int64_t lo, int64_t hi, float scaling, float
         s[half] = load(w + half * 16) * scaling;
         if (softcap) s[half] = softcap * vtanh(s[half] / softcap);
         v16i at = iota() + half * 16;
-        s[half] = ((at >= (int32_t)lo) & (at < (int32_t)hi)) ? s[half] : hidden;
+        s[half] = ((((int32_t)seen >> at) & 1) != 0) ? s[half] : hidden;
         peak = vmax(peak, s[half]);
     }
     const float top = max(peak);
@@ -155,7 +175,6 @@ static inline void attend_run(const Paged &p, const Tile &t, int64_t base, int64
     const char *page = p.pages + p.tables[t.row * p.width + base / p.block_tokens] * p.block_bytes + t.head * page_bytes;
     transpose_keys((const T *)page + offset * dim, count, dim, s.keys);
     spread_values((const T *)(page + p.heads * page_bytes) + offset * dim, count, dim, padded, s.values);
-    const int64_t first = t.begin + p.firsts[t.row] - p.starts[t.row] - base; // the first query's position in this run
     for (int64_t i = 0; i < m; i += 4) {
         const float *q = s.queries + i * padded;
         float *w = s.weights + i * RUN, *sums = out.sums + i * padded;
@@ -165,9 +184,8 @@ static inline void attend_run(const Paged &p, const Tile &t, int64_t base, int64
         else if (rows == 2) scores<2>(q, padded, dim, s.keys, w);
         else scores<1>(q, padded, dim, s.keys, w);
         for (int64_t j = 0; j < rows; ++j) {
-            const int64_t at = first + (i + j) / p.group;
-            soften(w + j * RUN, p.window ? at - p.window + 1 : 0, at + 1 < count ? at + 1 : count, p.scaling, p.softcap,
-                   out.highest[i + j], out.total[i + j], s.fade[i + j]);
+            const uint32_t seen = visible(p, t.row, t.begin + (i + j) / p.group, base, count);
+            soften(w + j * RUN, seen, p.scaling, p.softcap, out.highest[i + j], out.total[i + j], s.fade[i + j]);
         }
         if (rows == 4) blend<4>(w, s.fade + i, s.values, count, padded, sums);
         else if (rows == 3) blend<3>(w, s.fade + i, s.values, count, padded, sums);
@@ -176,9 +194,11 @@ static inline void attend_run(const Paged &p, const Tile &t, int64_t base, int64
     }
 }
 
-// Positions a tile needs: from..known-1.
+// Places a tile needs: from..known-1.
 static inline int64_t needed_from(const Paged &p, const Tile &t) {
-    const int64_t from = p.window ? t.begin + p.firsts[t.row] - p.starts[t.row] - p.window + 1 : 0;
+    int64_t at = t.begin + p.firsts[t.row] - p.starts[t.row];
+    if (p.sights && p.roots[t.row] < at) at = p.roots[t.row]; // no node's position is lower
+    const int64_t from = p.window ? at - p.window + 1 : 0;
     return from < 0 ? 0 : from;
 }
 

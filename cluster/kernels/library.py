@@ -52,6 +52,8 @@ class Paged(ctypes.Structure):
         ("softcap", _float),
         ("window", _long),
         ("sinks", _pointer),
+        ("roots", _pointer),
+        ("sights", _pointer),
     ]
 
 

@@ -12,6 +12,8 @@ Legend of shape suffixes: B blocks, L layers, H kv heads, T tokens of a block, D
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from cluster.errors import CapacityError, ConfigError
@@ -90,6 +92,13 @@ class Arena:
     def values(self, layer: int) -> torch.Tensor:
         """Values of one layer, [B, H, T, D], a strided view."""
         return self._blocks_BL2HTD[:, layer, 1]
+
+    def move(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Copy keys and values of all layers, (from, to) slots: block * block_tokens + offset. All are read first."""
+        sources, places = torch.tensor(slots, dtype=torch.int64, device=self.device).unbind(1)
+        size = self.block_tokens
+        moved = self._blocks_BL2HTD[sources // size, :, :, :, sources % size]
+        self._blocks_BL2HTD[places // size, :, :, :, places % size] = moved
 
     @property
     def layer_bytes(self) -> int:

@@ -201,7 +201,7 @@ class EmulatedRunner:
         """Float32 [N, V]: the lane's tokens by rank, every other far below."""
         wanted_N = wanted_positions(plan)
         tokens_N = np.fromiter((t for row in plan.rows for t in row.tokens), np.int64, plan.num_tokens)[wanted_N]
-        next_N = np.fromiter((p + 1 for row in plan.rows for p in range(row.first, row.end)), np.int64)[wanted_N]
+        next_N = np.fromiter((p + 1 for row in plan.rows for p in row.positions), np.int64)[wanted_N]
         lanes_N = tokens_N // WIDTH
         ranks_N = torch.from_numpy(self._ranks_LP[lanes_N, next_N])
         own_N1 = torch.from_numpy(self._script.tokens_LP[lanes_N, next_N] % WIDTH)[:, None]

@@ -34,8 +34,8 @@ class History:
         self._masks = any(processor.masks for processor in self._processors)
         self._past = Past(setting.prompt)
         self._emitted = 0
-        #: The first position of the last `apply` at which nothing can follow, and why.
-        self.blocked: tuple[int, Fault] | None = None
+        #: Positions of the last `apply` at which nothing can follow, and why.
+        self.blocked: Mapping[int, Fault] = MappingProxyType({})
 
     @property
     def matters(self) -> bool:
@@ -59,26 +59,35 @@ class History:
             self._past.pop()
         self.extend(tokens[len(self._past.prompt) + self._emitted :])
 
-    def apply(self, logits_PV: torch.Tensor, drafts: Sequence[int]) -> None:
-        """Change the logits of P consecutive positions in place; drafts[:i] come before row i.
+    def apply(self, logits_PV: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
+        """Change the logits of P positions in place; paths[i] are the supposed tokens before row i.
 
-        From the first position at which nothing can follow (`blocked`) on, every token is left
-        as likely as any other: those laws say nothing and must not be used.
+        Where nothing can follow (`blocked`), every token is left as likely as any other: that law
+        says nothing and must not be used, nor those of positions behind it.
         """
-        self.blocked = None
-        pushed = 0
-        try:
-            for slot in range(logits_PV.shape[0]):
-                if slot:
-                    self._past.push(drafts[slot - 1])
-                    pushed += 1
+        blocked: dict[int, Fault] = {}
+        supposed: list[int] = []
+        for slot, path in enumerate(paths):
+            self._go(supposed, path)
+            try:
                 self._apply_one(logits_PV[slot])
-        except Failed as failed:
-            self.blocked = (pushed, failed.fault)
-            logits_PV[pushed:] = 0.0
-        finally:
-            for _ in range(pushed):
-                self._past.pop()
+            except Failed as failed:
+                blocked[slot] = failed.fault
+                logits_PV[slot] = 0.0
+        self._go(supposed, ())
+        self.blocked = blocked
+
+    def _go(self, supposed: list[int], path: Sequence[int]) -> None:
+        """Make the past that of `path`, where it is that of `supposed`: what the two share stays."""
+        shared = 0
+        while shared < min(len(supposed), len(path)) and supposed[shared] == path[shared]:
+            shared += 1
+        while len(supposed) > shared:
+            supposed.pop()
+            self._past.pop()
+        for token in path[shared:]:
+            supposed.append(token)
+            self._past.push(token)
 
     def _apply_one(self, logits_V: torch.Tensor) -> None:
         for processor in self._processors:

@@ -25,10 +25,11 @@ class Flight:
 
 
 class Runner(Protocol):
-    """Computes a plan: writes the keys and values of every planned token, returns wanted logits.
+    """Computes a plan: moves what it says, then writes keys and values of every token, returns wanted logits.
 
-    The keys and values of position p of a row go to block row.blocks[p // block_tokens], offset
-    p % block_tokens; attention of a token at position p covers positions 0..p of its own row.
+    What belongs in slot s of a row goes to block row.blocks[s // block_tokens], offset s % block_tokens;
+    attention of a token covers the slots of its own row up to its own. A tree's node sees the slots
+    before its tree (`PlanRow.root`), its ancestors and itself; its position is row.positions'.
     """
 
     @property

@@ -76,6 +76,8 @@ class TorchRunner:
         Raises BrokenInvariant on a token id outside the vocabulary, a block that does not exist
         or a row that wants more logits than it has tokens.
         """
+        if plan.moves:
+            self._arena.move(plan.moves)
         if not plan.rows:
             return Flight(plan, torch.empty(0, self.vocab_size))
         ragged, tokens_T, wanted_N = self.layout(plan)

@@ -20,6 +20,7 @@ from cluster.messages import Delta, Knobs, Offer, Plan, PlanRow, SequenceView, V
 from cluster.request import Request
 from cluster.sched.policy import Fcfs, Policy
 from cluster.sched.sequence import Sequence
+from cluster.tree import LARGEST, first_path, is_chain, kept, renumbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._next_id = 0
         self._round = 0
+        self._moves: list[tuple[int, int]] = []  # of accepted paths, for the next plan
 
     @property
     def running(self) -> int:
@@ -92,7 +94,8 @@ class Scheduler:
 
     def views(self, knobs: Knobs) -> list[SequenceView]:
         """Sequences that could carry drafts in the next step."""
-        views = (sequence.view(knobs) for sequence in self._running if sequence.pending == 1)
+        nodes = self._nodes(knobs)
+        views = (sequence.view(knobs, nodes) for sequence in self._running if sequence.pending == 1)
         return [view for view in views if view.k > 0]
 
     def view(self, sequence_id: int, knobs: Knobs) -> SequenceView:
@@ -103,13 +106,20 @@ class Scheduler:
         raise BrokenInvariant(f"sequence {sequence_id} is not live")
 
     def plan(self, offers: SequenceOf[Offer], knobs: Knobs) -> Plan:
-        """Rows for the next step, most important sequences first, within knobs.token_budget."""
+        """Rows for the next step, most important sequences first, within knobs.token_budget.
+
+        The first plan after an accepted path carries the moves that lay it straight: whatever block was
+        published, returned or given to another meanwhile, nothing reads or writes one before.
+        """
         self._round += 1
         board = _Draftboard({}, knobs.token_budget)
         by_sequence = {offer.sequence: offer for offer in offers}
         self._plan_running(board, by_sequence, knobs)
         self._admit(board)
-        return Plan(self._round, tuple(board.rows.values()), knobs)
+        if not board.rows:
+            return Plan(self._round, (), knobs)
+        moves, self._moves = tuple(self._moves), []
+        return Plan(self._round, tuple(board.rows.values()), knobs, moves)
 
     def commit(self, plan: Plan, verdicts: SequenceOf[Verdict]) -> list[Delta]:
         """Take the verdicts into the sequences; returns news for those that emitted tokens."""
@@ -162,6 +172,8 @@ class Scheduler:
             if sequence not in self._running:  # gave way to a more important one in this very plan
                 continue
             row = self._row(sequence, offers.get(sequence.id), knobs, board.budget, later)
+            if row.parents is not None and not self._cache.reserve(sequence.id, row.end):
+                row = _as_chain(row)
             if self._make_room(sequence, row, board):
                 board.add(self._with_table(row))
             elif sequence in self._running:  # room without the drafts only
@@ -173,13 +185,29 @@ class Scheduler:
             return False
         return self._idle_places() > 0 or any(self._policy.outranks(head, other) for other in self._running)
 
+    def _nodes(self, knobs: Knobs) -> int:
+        """How many nodes a sequence's tree may have: a batch shares what one step may verify for nothing."""
+        return min(LARGEST, knobs.tree_nodes // max(1, len(self._running)))
+
+    def _drafts(
+        self, sequence: Sequence, offer: Offer, knobs: Knobs, room: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """What of an offer is verified: at most `room` tokens; and their parents, where they are no chain."""
+        k = sequence.view(knobs).k
+        if offer.parents is None:
+            return offer.tokens[: max(0, min(k, room))], None
+        nodes = kept(offer.parents, max(0, min(max(k, self._nodes(knobs)), room)), k)
+        parents = renumbered(offer.parents, nodes)
+        return tuple(offer.tokens[node] for node in nodes), None if is_chain(parents) else parents
+
     def _row(self, sequence: Sequence, offer: Offer | None, knobs: Knobs, budget: int, later: int = 0) -> PlanRow:
         count = min(sequence.pending, budget)
         first = sequence.computed_len
         known = tuple(sequence.tokens[first : first + count])
         drafts: tuple[int, ...] = ()
+        parents: tuple[int, ...] | None = None
         if offer is not None and sequence.pending == 1:
-            drafts = offer.tokens[: max(0, min(sequence.view(knobs).k, budget - count - later))]
+            drafts, parents = self._drafts(sequence, offer, knobs, budget - count - later)
         complete = count == sequence.pending
         told = max(0, min(first + count, sequence.untold) - first)
         return PlanRow(
@@ -191,6 +219,7 @@ class Scheduler:
             wants=told + (len(drafts) + 1 if complete else 0),
             offer=offer if drafts else None,
             told=told,
+            parents=parents,
         )
 
     def _make_room(self, sequence: Sequence, row: PlanRow, board: _Draftboard) -> bool:
@@ -291,9 +320,11 @@ class Scheduler:
         return replace(row, blocks=self._cache.table(row.sequence))
 
     def _take(self, sequence: Sequence, row: PlanRow, verdict: Verdict) -> Delta:
-        if not (verdict.tokens or verdict.fault) or verdict.accepted > row.drafts:
+        fits = verdict.accepted <= row.depth and len(verdict.path or ()) == (verdict.accepted if row.parents else 0)
+        if not (verdict.tokens or verdict.fault) or not fits:
             raise BrokenInvariant(f"sequence {sequence.id}: verdict {verdict} does not fit its row")
         sequence.tokens.extend(verdict.tokens)
+        self._straighten(row, verdict)
         sequence.computed_len = row.end - row.drafts + verdict.accepted
         sequence.tally.record(row, verdict)
         self._policy.served(sequence, len(row.tokens) - row.drafts + len(verdict.tokens))
@@ -312,6 +343,16 @@ class Scheduler:
             fault=verdict.fault,
         )
 
+    def _straighten(self, row: PlanRow, verdict: Verdict) -> None:
+        """Have the keys and values of an accepted path moved to where those of a chain would lie."""
+        size = self._cache.block_tokens
+        for position, node in enumerate(verdict.path or ()):
+            if node != position:
+                source, place = row.root + node, row.root + position
+                self._moves.append(
+                    (row.blocks[source // size] * size + source % size, row.blocks[place // size] * size + place % size)
+                )
+
     def _remove(self, sequence: Sequence) -> None:
         if sequence in self._running:
             self._running.remove(sequence)
@@ -323,4 +364,12 @@ class Scheduler:
 
 def _without_drafts(row: PlanRow) -> PlanRow:
     known = row.tokens[: len(row.tokens) - row.drafts]
-    return replace(row, tokens=known, drafts=0, wants=row.wants - row.drafts, offer=None)
+    return replace(row, tokens=known, drafts=0, wants=row.wants - row.drafts, offer=None, parents=None)
+
+
+def _as_chain(row: PlanRow) -> PlanRow:
+    """The tree's first path alone."""
+    known, drafts = row.tokens[: len(row.tokens) - row.drafts], row.tokens[len(row.tokens) - row.drafts :]
+    path = first_path(row.parents or ())
+    tokens = (*known, *(drafts[node] for node in path))
+    return replace(row, tokens=tokens, drafts=len(path), wants=row.wants - row.drafts + len(path), parents=None)

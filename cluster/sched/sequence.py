@@ -34,10 +34,10 @@ class Tally:
             source = row.offer.source
             before = self.by_source.get(source, SourceCount(source, 0, 0))
             self.by_source[source] = SourceCount(source, before.drafted + drafted, before.accepted + accepted)
-        while len(self.drafted_by_position) < drafted:
+        while len(self.drafted_by_position) < row.depth:
             self.drafted_by_position.append(0)
             self.accepted_by_position.append(0)
-        for position in range(drafted):
+        for position in range(row.depth):
             self.drafted_by_position[position] += 1
             self.accepted_by_position[position] += position < accepted
 
@@ -73,7 +73,8 @@ class Sequence:
         """Tokens that may still be emitted."""
         return self.request.sampling.max_tokens - (len(self.tokens) - self.prompt_len)
 
-    def view(self, knobs: Knobs) -> SequenceView:
+    def view(self, knobs: Knobs, nodes: int = 0) -> SequenceView:
+        """nodes: how many a tree may have."""
         speculation = self.request.speculation
         limits = [knobs.caps.get(self.id, knobs.k), knobs.k, self.room - 1]
         if speculation.k is not None:
@@ -89,6 +90,7 @@ class Sequence:
             method=speculation.method,
             k=max(0, min(limits)) if speculation.enabled else 0,
             room=self.room,
+            nodes=nodes,
         )
 
     def statistics(self) -> Statistics:

@@ -27,6 +27,7 @@ from cluster.model.sample import Shape, draw, noise_key, probabilities, shape_lo
 from cluster.request import Request, RuleName, Sampling, Speculation
 from cluster.text.lexicon import Lexicon
 from cluster.text.stream import OpenStream
+from cluster.tree import paths, sound
 from cluster.verify.ending import Cut, Ending
 from cluster.verify.prompt import PromptLogprobs, logprobs_of
 from cluster.verify.rules.base import Facts, Ruling
@@ -146,8 +147,8 @@ class Judge:
                 continue
             case = self._cases[row.sequence]
             start = len(keys)
-            first = row.end - row.judged + 1  # position of the token drawn at the row's first judged slot
-            keys.extend(noise_key(case.sampling.seed, position) for position in range(first, first + row.judged))
+            judged = row.positions[len(row.tokens) - row.judged :]
+            keys.extend(noise_key(case.sampling.seed, position + 1) for position in judged)
             samplings.extend([case.sampling] * row.judged)
             rows.append(JudgedRow(row, case.speculation.rule or plan.knobs.rule, start, len(keys)))
         return self._laws(tuple(rows), told, Shape.of(samplings), tuple(keys))
@@ -188,6 +189,8 @@ class Judge:
             return False
         if not all(0 <= token < self._vocab_size for token in offer.tokens):
             return False
+        if offer.parents is not None:  # a tree's nodes were chosen, not sampled
+            return offer.law is None and len(offer.parents) == len(offer.tokens) and sound(offer.parents)
         return offer.law is None or self._sound_law(offer.law, offer.tokens)
 
     def _sound_law(self, law: DraftLaw, tokens: Sequence[int]) -> bool:
@@ -217,7 +220,7 @@ class Judge:
         logits_NV = raw_NV.clone()
         for judged in touched:
             history = self._cases[judged.row.sequence].history
-            history.apply(logits_NV[judged.start : judged.stop], _drafts(judged.row))
+            history.apply(logits_NV[judged.start : judged.stop], _supposed(judged.row))
         return logits_NV
 
     def _facts(self, judged: JudgedRow, plan: Plan, own: tuple[int, ...], target_PV: torch.Tensor | None) -> Facts:
@@ -232,33 +235,35 @@ class Judge:
             outcomes=case.outcomes,
             threshold=case.speculation.threshold or plan.knobs.threshold,
             typical=plan.knobs.typical,
+            parents=judged.row.parents,
         )
         return facts if target_PV is None else replace(facts, target_PV=target_PV)
 
     def _verdict(self, judged: JudgedRow, ruling: Ruling, raw_NV: torch.Tensor) -> Verdict:
         case = self._cases[judged.row.sequence]
-        emitted, fault = _unblocked(ruling.tokens, case.history.blocked)
+        slots = [0, *(range(1, ruling.accepted + 1) if ruling.path is None else (node + 1 for node in ruling.path))]
+        emitted, fault = _unblocked(ruling.tokens, slots, case.history.blocked)
         cut: Cut = case.ending.cut(emitted)
         tokens = emitted[: cut.kept]
         case.history.extend(tokens)
         case.length += len(tokens)
         if judged.row.drafts:
-            case.outcomes.append((judged.row.drafts, ruling.accepted))
+            case.outcomes.append((judged.row.depth, ruling.accepted))
+        at = [judged.start + slot for slot in slots[: len(tokens)]]
         wanted = case.sampling.logprobs
-        logprobs = (
-            () if wanted is None else logprobs_of(raw_NV[judged.start : judged.start + len(tokens)], tokens, wanted)
-        )
+        accepted = min(ruling.accepted, len(tokens))
         return Verdict(
             sequence=judged.row.sequence,
-            accepted=min(ruling.accepted, cut.kept),
+            accepted=accepted,
             tokens=tokens,
             text=cut.text,
-            logprobs=logprobs,
+            logprobs=() if wanted is None else logprobs_of(_at(raw_NV, at), tokens, wanted),
             finish=cut.finish or (None if fault is None else "error"),
             prompt_logprobs=case.told.take(),
             fault=fault if cut.finish is None else None,
             rule=judged.rule,
             lossy=not RULES[judged.rule].exact,
+            path=None if ruling.path is None else ruling.path[:accepted],
         )
 
 
@@ -266,11 +271,22 @@ def _drafts(row: PlanRow) -> tuple[int, ...]:
     return row.tokens[len(row.tokens) - row.drafts :]
 
 
-def _unblocked(tokens: tuple[int, ...], blocked: tuple[int, Fault] | None) -> tuple[tuple[int, ...], Fault | None]:
-    """The tokens before the first position that says nothing, and why, where the row got that far."""
-    if blocked is None or blocked[0] >= len(tokens):
-        return tokens, None
-    return tokens[: blocked[0]], blocked[1]
+def _supposed(row: PlanRow) -> list[tuple[int, ...]]:
+    """The drafts before each judged slot."""
+    drafts = _drafts(row)
+    if row.parents is None:
+        return [drafts[:slot] for slot in range(row.judged)]
+    return [(), *paths(drafts, row.parents)]
+
+
+def _unblocked(
+    tokens: tuple[int, ...], slots: Sequence[int], blocked: Mapping[int, Fault]
+) -> tuple[tuple[int, ...], Fault | None]:
+    """The tokens before the first of their slots that says nothing, and why, where the row got that far."""
+    for count, slot in enumerate(slots[: len(tokens)]):
+        if slot in blocked:
+            return tokens[:count], blocked[slot]
+    return tokens, None
 
 
 def _draws(shaped_NV: torch.Tensor, laws: Laws) -> dict[int, int]:

@@ -77,4 +77,6 @@ def describe(
         softcap=variant.softcap or 0.0,
         window=variant.window or 0,
         sinks=None if sinks_Q is None else sinks_Q.data_ptr(),
+        roots=None if ragged.roots_R is None else ragged.roots_R.ctypes.data,
+        sights=None if ragged.sights_T is None else ragged.sights_T.ctypes.data,
     )

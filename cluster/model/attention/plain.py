@@ -33,13 +33,13 @@ class PlainBackend:
         out_TQD = torch.empty_like(queries_TQD)
         for r in range(ragged.num_rows):
             start, end = int(ragged.starts[r]), int(ragged.starts[r + 1])
-            first = int(ragged.firsts_R[r])
-            known = first + end - start
+            known = int(ragged.firsts_R[r]) + end - start
             used = -(-known // arena.block_tokens)
             table = torch.from_numpy(ragged.tables_RW[r, :used]).to(arena.device, torch.int64)
             keys_HKD = _pages(arena.keys(layer), table, known)
             values_HKD = _pages(arena.values(layer), table, known)
-            out_TQD[start:end] = _attend_row(queries_TQD[start:end], keys_HKD, values_HKD, first, variant)
+            hidden = _hidden(ragged, r, known, variant.window).to(arena.device)
+            out_TQD[start:end] = _attend_row(queries_TQD[start:end], keys_HKD, values_HKD, hidden, variant)
         return out_TQD
 
 
@@ -49,22 +49,36 @@ def _pages(pages_BHTD: torch.Tensor, table: torch.Tensor, known: int) -> torch.T
     return pages_BHTD[table].transpose(0, 1).reshape(heads, -1, dim)[:, :known].float()
 
 
+def _hidden(ragged: Ragged, r: int, known: int, window: int | None) -> torch.Tensor:
+    """Which of a row's `known` keys each of its queries must not see, bool [N, K]."""
+    start, end = int(ragged.starts[r]), int(ragged.starts[r + 1])
+    query_at = torch.from_numpy(ragged.positions_T[start:end])[:, None]
+    key_at = torch.arange(known)[None, :]
+    hidden = key_at > query_at
+    if window is not None:
+        hidden |= key_at <= query_at - window
+    if ragged.sights_T is None or ragged.roots_R is None:
+        return hidden
+    root = int(ragged.roots_R[r])
+    for n, seen in enumerate(ragged.sights_T[start:end].tolist()):
+        if seen:
+            nodes = [root + node for node in range(known - root) if seen >> node & 1]  # in the order of their depths
+            hidden[n, root:] = True
+            hidden[n, nodes if window is None else nodes[-window:]] = False
+    return hidden
+
+
 def _attend_row(
-    queries_NQD: torch.Tensor, keys_HKD: torch.Tensor, values_HKD: torch.Tensor, first: int, variant: Variant
+    queries_NQD: torch.Tensor, keys_HKD: torch.Tensor, values_HKD: torch.Tensor, hidden_NK: torch.Tensor, variant: Variant
 ) -> torch.Tensor:
     num, query_heads, dim = queries_NQD.shape
-    heads, known, _ = keys_HKD.shape
+    heads = keys_HKD.shape[0]
     group = query_heads // heads
     queries_HGND = queries_NQD.float().view(num, heads, group, dim).permute(1, 2, 0, 3)
     scores_HGNK = torch.matmul(queries_HGND, keys_HKD[:, None].transpose(2, 3)) * variant.scaling
     if variant.softcap is not None:
         scores_HGNK = torch.tanh(scores_HGNK / variant.softcap) * variant.softcap
-    query_at = torch.arange(first, first + num, device=keys_HKD.device)[:, None]
-    key_at = torch.arange(known, device=keys_HKD.device)[None, :]
-    hidden = key_at > query_at
-    if variant.window is not None:
-        hidden |= key_at <= query_at - variant.window
-    scores_HGNK = scores_HGNK.masked_fill(hidden, float("-inf"))
+    scores_HGNK = scores_HGNK.masked_fill(hidden_NK, float("-inf"))
     if variant.sinks_Q is not None:
         sinks = variant.sinks_Q.float().view(heads, group, 1, 1).expand(heads, group, num, 1)
         laws_HGNK = torch.softmax(torch.cat([scores_HGNK, sinks], dim=-1), dim=-1)[..., :-1]

@@ -3,7 +3,9 @@
 Knows: the facts of one row, the streams of random numbers, and the arithmetic rules share.
 Refuses to know: sequences, logits processing, stopping, devices, and which rules there are.
 
-Legend of shape suffixes: D draft positions, P = D + 1 judged positions, V vocabulary.
+A position to be judged is a slot: slot 0 follows the last known token, slot i + 1 follows draft i.
+
+Legend of shape suffixes: D drafts, P = D + 1 slots, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ _NO_LAWS = torch.zeros((0, 0), dtype=torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """accepted drafts, then one token of the target's own."""
+    """accepted drafts, then one token of the target's own; path: which nodes those are, of a tree."""
 
     accepted: int
     tokens: tuple[int, ...]
+    path: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,9 @@ class Facts:
     """One row as a rule sees it. What a rule does not declare to read may be empty.
 
     drafts: D draft tokens.
+    parents: of a tree of point masses, by node; None: each draft follows the one before.
     own: P tokens the target drew with noise keyed (seed, position), each given the drafts before it.
-    target_PV: the target's laws, float64; position i given the first i drafts.
+    target_PV: the target's laws, float64; slot i given the drafts up to i - 1 on its path.
     law: what the drafts were sampled from; None means point masses (q(x) = 1).
     seed, round: name the random numbers of this round, with a slot and a stream.
     emitted: tokens of the answer before this round.
@@ -57,6 +61,13 @@ class Facts:
     outcomes: Sequence[tuple[int, int]] = ()
     threshold: Threshold = ScheduledThreshold()
     typical: Typical = Typical()
+    parents: Sequence[int] | None = None
+
+    def children(self, slot: int) -> list[int]:
+        """Drafts that follow a slot, likelier ones first."""
+        if self.parents is None:
+            return [slot] if slot < len(self.drafts) else []
+        return [node for node, parent in enumerate(self.parents) if parent == slot - 1]
 
     def noise(self, slot: int, stream: int) -> float:
         """A number in (0, 1) that nobody else reads: rounds never repeat in an engine's life."""
@@ -64,7 +75,14 @@ class Facts:
 
     def chances(self) -> list[float]:
         """p(x) of each draft."""
-        return self.target_PV[range(len(self.drafts)), list(self.drafts)].tolist() if self.drafts else []
+        if not self.drafts:
+            return []
+        slots = range(len(self.drafts)) if self.parents is None else [parent + 1 for parent in self.parents]
+        return self.target_PV[list(slots), list(self.drafts)].tolist()
+
+    def drawn(self, slot: int) -> int:
+        """A fresh draw from the target's law at a slot."""
+        return _draw(self.target_PV[slot], self.noise(slot, BONUS_STREAM))
 
     def draft_chance(self, slot: int) -> float:
         """q(x) of the draft at `slot`."""
@@ -90,7 +108,7 @@ class Facts:
 
     def bonus(self) -> int:
         """The token that follows when every draft stands."""
-        return _draw(self.target_PV[len(self.drafts)], self.noise(len(self.drafts), BONUS_STREAM))
+        return self.drawn(len(self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +128,37 @@ class Rule:
     exact: bool
 
 
-def leading(facts: Facts, stands: Callable[[int], bool]) -> Ruling:
-    """Accept while `stands(slot)`, then the target's own draw."""
-    accepted = 0
-    while accepted < len(facts.drafts) and stands(accepted):
-        accepted += 1
-    return Ruling(accepted, (*facts.drafts[:accepted], facts.own[accepted]))
+def follow(facts: Facts, says: Callable[[int], int]) -> Ruling:
+    """Go down while a draft is what is said there: says(slot), a token that follows the slot.
+
+    With a draw from the target's law, chosen without looking at the drafts, this is exact for chains and
+    trees of point masses alike. Only slots on the path are asked.
+    """
+    slot, path, tokens = 0, [], []
+    while True:
+        tokens.append(says(slot))
+        node = next((node for node in facts.children(slot) if facts.drafts[node] == tokens[-1]), None)
+        if node is None:
+            return Ruling(len(path), tuple(tokens), None if facts.parents is None else tuple(path))
+        path.append(node)
+        slot = node + 1
+
+
+def standing(facts: Facts, stands: Callable[[int, float], bool]) -> Ruling:
+    """Accept a draft that stands(slot, p(draft)), or is the target's own draw anyway; of several the likeliest.
+
+    The target's own draw where none does.
+    """
+    chances = facts.chances()
+
+    def says(slot: int) -> int:
+        children = facts.children(slot)
+        if any(facts.drafts[node] == facts.own[slot] for node in children):
+            return facts.own[slot]
+        standing = [node for node in children if stands(slot, chances[node])]
+        return facts.drafts[max(standing, key=lambda node: chances[node])] if standing else facts.own[slot]
+
+    return follow(facts, says)
 
 
 def _draw(weights_V: torch.Tensor, mark: float) -> int:

@@ -1,7 +1,7 @@
 """Rule `block`: the longest draft whose joint chance stands, not the first token that fails.
 
-Knows: block verification of one chain.
-Refuses to know: trees, and how drafts were sampled, beyond the law they come with.
+Knows: block verification of one chain. On a tree of point masses it rules as `ratio` does.
+Refuses to know: how drafts were sampled, beyond the law they come with.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from cluster.verify.rules.base import ACCEPT_STREAM, Facts, Rule, Ruling
+from cluster.verify.rules.base import ACCEPT_STREAM, Facts, Rule, Ruling, follow
 
 
 def block(facts: Facts) -> Ruling:
@@ -20,6 +20,8 @@ def block(facts: Facts) -> Ruling:
     though an earlier one failed its draw, so every draw of a round is fresh: draws keyed by position
     would be read again in the next round and bias it. Source: Sun et al. 2403.10444.
     """
+    if facts.parents is not None:
+        return follow(facts, facts.drawn)
     weights = _weights(facts)
     for count in range(len(facts.drafts), 0, -1):
         if facts.noise(count - 1, ACCEPT_STREAM) <= _stands(facts, weights, count):

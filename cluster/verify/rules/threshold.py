@@ -6,7 +6,7 @@ Refuses to know: how the threshold moves (`cluster.request`).
 
 from __future__ import annotations
 
-from cluster.verify.rules.base import Facts, Rule, Ruling, leading
+from cluster.verify.rules.base import Facts, Rule, Ruling, standing
 
 
 def threshold(facts: Facts) -> Ruling:
@@ -15,8 +15,7 @@ def threshold(facts: Facts) -> Ruling:
     The threshold follows from the tokens and rounds before this one.
     """
     least = facts.threshold.at(facts.emitted, facts.outcomes)
-    chances = facts.chances()
-    return leading(facts, lambda slot: chances[slot] >= least or facts.drafts[slot] == facts.own[slot])
+    return standing(facts, lambda slot, chance: chance >= least)
 
 
 RULE = Rule("threshold", threshold, reads_own=True, reads_laws=True, exact=False)

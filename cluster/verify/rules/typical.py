@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from cluster.verify.rules.base import Facts, Rule, Ruling, leading
+from cluster.verify.rules.base import Facts, Rule, Ruling, standing
 
 
 def typical(facts: Facts) -> Ruling:
@@ -17,11 +17,9 @@ def typical(facts: Facts) -> Ruling:
     H in nats. Source: Medusa, 2401.10774.
     """
     settings = facts.typical
-    p_DV = facts.target_PV[: len(facts.drafts)]
-    entropy_D = torch.special.entr(p_DV).sum(dim=1)
-    least = (settings.delta * torch.exp(-entropy_D)).clamp(max=settings.epsilon).tolist()
-    chances = facts.chances()
-    return leading(facts, lambda slot: chances[slot] >= least[slot] or facts.drafts[slot] == facts.own[slot])
+    entropy_P = torch.special.entr(facts.target_PV).sum(dim=1)
+    least = (settings.delta * torch.exp(-entropy_P)).clamp(max=settings.epsilon).tolist()
+    return standing(facts, lambda slot, chance: chance >= least[slot])
 
 
 RULE = Rule("typical", typical, reads_own=True, reads_laws=True, exact=False)

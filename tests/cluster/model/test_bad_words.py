@@ -26,7 +26,7 @@ def test_by_definition(spelled: list[bytes], bad: tuple[str, ...], data: st.Data
     history = History(prompt, Sampling(bad_words=bad), Vocabulary(lexicon=Lexicon(spelled)))
     history.extend(answer)
     logits_PV = torch.zeros(len(drafts) + 1, len(spelled) + 1)  # one id of the model's is padding
-    history.apply(logits_PV, drafts)
+    history.apply(logits_PV, [drafts[:slot] for slot in range(len(logits_PV))])
     for slot, logits_V in enumerate(logits_PV):
         said = b"".join(spelled[token] for token in (*answer, *drafts[:slot]))
         for token, piece in enumerate([*spelled, b""]):
@@ -53,7 +53,7 @@ def test_no_way_to_spell_it_is_left_in_a_real_vocabulary(smollm2: ModelFiles) ->
             history = History([1], Sampling(bad_words=(word,)), Vocabulary(lexicon=lexicon))
             history.extend([begin])
             logits_V = torch.zeros(1, tokenizer.vocab_size)
-            history.apply(logits_V, ())
+            history.apply(logits_V, [()])
             masked = (logits_V[0] == float("-inf")).nonzero().flatten().tolist()
             assert {lexicon[token] for token in masked} == {
                 lexicon[token]
