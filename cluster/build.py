@@ -197,7 +197,7 @@ def _proposer(
         case SuffixDraft():
             return _suffix_proposer(draft)
         case RecyclingDraft():
-            return RecyclingProposer(draft.max_pairs)
+            return RecyclingProposer(draft.max_pairs, draft.successors)
         case ModelDraft():
             return _model_proposer(config, draft, target, tokenizer, progress)
         case QuantizedDraft():
@@ -210,7 +210,7 @@ def _proposer(
 
 def _suffix_proposer(draft: SuffixDraft) -> SuffixProposer:
     past = TrieLimits(draft.max_depth, draft.past_tokens, draft.past_requests)
-    wish = Wish(draft.max_tokens, draft.factor, draft.offset, draft.min_prob)
+    wish = Wish(draft.max_tokens, draft.factor, draft.offset, draft.min_prob, "tree" if draft.tree else "path")
     return SuffixProposer(wish, past, TrieLimits(draft.max_depth, draft.own_tokens, 1))
 
 

@@ -120,6 +120,13 @@ class KnobConfig(StrictModel):
         le=MOST_RETRIES,
         description="rounds without an accepted draft before a request's drafting pauses",
     )
+    tree_nodes: Whole = Field(
+        16,
+        ge=0,
+        le=4096,
+        description="tree nodes a step verifies, shared by its sequences (64 each at most): with no more than k for "
+        "each, chains; 64 suits a GPU",
+    )
 
     @model_validator(mode="after")
     def _row_fits(self) -> Self:
@@ -136,6 +143,7 @@ class KnobConfig(StrictModel):
             threshold=self.threshold.made(),
             typical=self.typical.made(),
             max_retries=self.max_retries,
+            tree_nodes=self.tree_nodes,
         )
 
 

@@ -42,6 +42,9 @@ class RecyclingDraft(StrictModel):
 
     kind: Literal["recycling"] = Field(description="the last token seen after each token, under the same salt")
     max_pairs: Whole = Field(262_144, ge=1, le=2**26, description="pairs remembered, all salts: about 100 bytes each")
+    successors: Whole = Field(
+        1, ge=1, le=8, description="remembered of a token; above 1, a tree of them where knobs.tree_nodes leaves room"
+    )
 
 
 class LayerPick(StrictModel):
@@ -148,6 +151,7 @@ class SuffixDraft(StrictModel):
         1_000_000, ge=400, le=2**28, description="of past answers, all salts: about 70 bytes each"
     )
     past_requests: Whole = Field(10_000, ge=1, description="most past answers; the oldest leave first")
+    tree: bool = Field(False, description="draft several continuations at once where knobs.tree_nodes leaves room")
 
 
 DraftConfig = Annotated[

@@ -78,10 +78,13 @@ class FakeRunner:
                 self._arena[place] = token
             context = self._arena[list(row.blocks)].reshape(-1)[: row.end].tolist()
             assert -1 not in context, "attention over a slot nobody wrote"
-            contexts = [context[: slot + 1] for slot in range(row.root)]
-            contexts += [[*context[: row.root], *path] for path in paths(context[row.root :], row.parents or ())]
-            assert all(len(contexts[s]) == p + 1 for s, p in zip(range(row.first, row.end), row.positions, strict=True))
-            rows.extend(self._law_of(seen) for seen in contexts[row.end - row.wants :])
+            wanted = range(row.end - row.wants, row.end)
+            contexts = [context[: slot + 1] for slot in wanted if slot < row.root]
+            branches = paths(context[row.root :], row.parents or ())
+            contexts += [[*context[: row.root], *branches[slot - row.root]] for slot in wanted if slot >= row.root]
+            positions = row.positions[len(row.tokens) - row.wants :]
+            assert [len(seen) for seen in contexts] == [position + 1 for position in positions]
+            rows.extend(self._law_of(seen) for seen in contexts)
         logits = torch.stack(rows).float() if rows else torch.zeros(0, self.vocab_size)
         return Flight(plan, logits)
 
@@ -162,6 +165,41 @@ class Liar:
         if pick < 0.3:
             return replace(offer, sequence=10_000)
         return offer
+
+    def settle(self, verdicts: Sequence[Verdict]) -> None: ...
+
+    def close(self, sequence: int) -> None: ...
+
+
+class RandomTrees:
+    """Offers random trees, now and then a chain, one too large, or one that is none: with few words some are right."""
+
+    name: ClassVar[str] = "trees"
+    samples: ClassVar[bool] = False
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+        self._vocab = vocab_size
+
+    def open(self, view: SequenceView) -> None: ...
+
+    def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:
+        return [self._offer(view) for view in views]
+
+    def _offer(self, view: SequenceView) -> Offer:
+        size = int(self._random.integers(0, max(view.k, view.nodes) + 3))
+        tokens = tuple(int(t) for t in self._random.integers(0, self._vocab, size))
+        bushy = int(self._random.integers(1, 8))
+        parents = tuple(int(self._random.integers(max(-1, node - bushy), node)) for node in range(size))
+        if self._random.random() < 0.05:
+            parents = (*parents[:-1], size)
+        return Offer(
+            view.id,
+            len(view.tokens),
+            tokens,
+            source=self.name,
+            parents=parents if self._random.random() < 0.8 else None,
+        )
 
     def settle(self, verdicts: Sequence[Verdict]) -> None: ...
 

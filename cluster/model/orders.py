@@ -4,8 +4,8 @@ Knows: which parts of a plan a runner computes from, how they are spelt as integ
 idle rank 0 still says that it lives.
 Refuses to know: what is computed; who may decide anything: nothing but these orders moves a rank.
 
-    buffer   kind, integers that follow, rows | per row: sequence, first, wants, tokens, blocks | tokens | blocks
-             padded with what was there before
+    buffer   kind, integers that follow, rows | per row: sequence, first, wants, and how many tokens, blocks, parents
+             (-1: no tree) | tokens | blocks | parents | moves; padded with what was there before
 
 A step that does not fit sends the rest in a second buffer of exactly its size. A rank waits for the
 next order no longer than the group's timeout; rank 0 sends a beat whenever it had nothing else to
@@ -31,7 +31,7 @@ from cluster.parallel.groups import Group
 
 _FIXED = 4096  # integers: 16 KiB carry some hundred rows of a few tokens and blocks each
 _HEAD = 3
-_ROW = 5
+_ROW = 6
 _BEATS = 4  # within one timeout
 _WRAP = 2**31  # sequence numbers only serve messages here
 
@@ -117,21 +117,40 @@ def orders(group: Group) -> Iterator[Plan]:
 
 
 def _spell(plan: Plan) -> npt.NDArray[np.int32]:
-    heads = [(row.sequence % _WRAP, row.first, row.wants, len(row.tokens), len(row.blocks)) for row in plan.rows]
-    parts = itertools.chain(*heads, *(row.tokens for row in plan.rows), *(row.blocks for row in plan.rows))
-    return np.fromiter(parts, np.int32)
+    heads = [
+        (
+            row.sequence % _WRAP,
+            row.first,
+            row.wants,
+            len(row.tokens),
+            len(row.blocks),
+            -1 if row.parents is None else len(row.parents),
+        )
+        for row in plan.rows
+    ]
+    lists = (*(row.tokens for row in plan.rows), *(row.blocks for row in plan.rows))
+    trees = (row.parents or () for row in plan.rows)
+    return np.fromiter(itertools.chain(*heads, *lists, *trees, *plan.moves), np.int32)
 
 
 def _read(payload: npt.NDArray[np.int32], rows: int) -> Plan:
     heads = payload[: rows * _ROW].reshape(rows, _ROW).tolist()
     values = iter(payload[rows * _ROW :].tolist())
-    tokens = [tuple(itertools.islice(values, head[3])) for head in heads]
-    blocks = [tuple(itertools.islice(values, head[4])) for head in heads]
-    if len(blocks) and sum(head[3] + head[4] for head in heads) + rows * _ROW != len(payload):
+    tokens, blocks, trees = (
+        [None if head[kind] < 0 else tuple(itertools.islice(values, head[kind])) for head in heads]
+        for kind in (3, 4, 5)
+    )
+    spelt = rows * _ROW + sum(max(0, size) for head in heads for size in head[3:])
+    moves = payload[spelt:].tolist()
+    if spelt > len(payload) or len(moves) % 2:
         raise BrokenInvariant(f"an order of {len(payload)} integers is not what its {rows} rows say")
-    told = zip(heads, tokens, blocks, strict=True)
+    told = zip(heads, tokens, blocks, trees, strict=True)
     return Plan(
         round=0,
-        rows=tuple(PlanRow(head[0], head[1], own, held, wants=head[2]) for head, own, held in told),
+        rows=tuple(
+            PlanRow(head[0], head[1], own or (), held or (), wants=head[2], parents=parents)
+            for head, own, held, parents in told
+        ),
         knobs=Knobs(),
+        moves=tuple(zip(moves[::2], moves[1::2], strict=True)),
     )

@@ -18,6 +18,7 @@ from tests.fakes import (
     LawOf,
     Liar,
     OracleProposer,
+    RandomTrees,
     SampledProposer,
     draft_proposer,
     fake_engine,
@@ -40,6 +41,7 @@ PROPOSERS: Mapping[str, Callable[[FakeSetup, dict[tuple[int, ...], Sequence[int]
     "model, few blocks": lambda setup, answers: [draft_proposer(setup, LAWS, num_blocks=max(2, setup.num_blocks // 2))],
     "oracle": lambda setup, answers: [OracleProposer(answers)],
     "liar": lambda setup, answers: [Liar(VOCAB)],
+    "trees": lambda setup, answers: [RandomTrees(VOCAB)],
     "sampled": lambda setup, answers: [SampledProposer((1 / VOCAB,) * VOCAB)],
     "remote model": lambda setup, answers: [remote(draft_proposer(setup, OTHER_LAWS))],
     "remote models, wild channels": lambda setup, answers: [
@@ -97,6 +99,7 @@ knob_settings = st.builds(
     k=st.integers(0, 6),
     token_budget=st.integers(1, 24),
     adaptive=st.booleans(),
+    tree_nodes=st.sampled_from((0, 8, 16, 64)),
 )
 
 setups = st.builds(

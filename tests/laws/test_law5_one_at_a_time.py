@@ -80,7 +80,9 @@ def test_a_frequency_penalty_counts_tokens_inside_one_draft(name: str) -> None:
 def test_counting_the_round_as_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault of R4 planted: every position of a round gets the counts from before the round."""
     original = History.apply
-    monkeypatch.setattr(History, "apply", lambda self, rows, paths: [original(self, row, [()]) for row in rows.split(1)])
+    monkeypatch.setattr(
+        History, "apply", lambda self, rows, paths: [original(self, row, [()]) for row in rows.split(1)]
+    )
     flat = lambda context: torch.tensor([0.0, 3.0, 2.0, 1.0, 0.0, 0.0])  # noqa: E731
     request = Request("r", (1, 1, 1, 1), Sampling(20, temperature=0.0, frequency_penalty=2.0, ignore_eos=True))
     twin = alone(request, flat)

@@ -16,6 +16,7 @@ from typing import ClassVar
 from cluster.draft.suffix.native import TrieMaker
 from cluster.draft.suffix.trie import Draft, Limits, Sizes, Trie, Wish
 from cluster.messages import Knobs, Offer, SequenceView, Verdict
+from cluster.tree import is_chain, kept, renumbered
 
 #: A trie of one request holds one text: its key says nothing.
 _OWN = 0
@@ -32,7 +33,10 @@ class _Open:
 
 
 class SuffixProposer:
-    """The better of two drafts for each row: from the request itself, from past answers under its salt."""
+    """The better of two drafts for each row: from the request itself, from past answers under its salt.
+
+    A wish for trees is fulfilled where the step has room for more nodes than a chain would fill.
+    """
 
     name: ClassVar[str] = "suffix"
     samples: ClassVar[bool] = False
@@ -65,8 +69,11 @@ class SuffixProposer:
         offers = []
         for view in views:
             draft = self._draft(view)
-            if draft.tokens:
-                offers.append(Offer(view.id, len(view.tokens), draft.tokens, source=self.name))
+            nodes = kept(draft.parents, len(draft.tokens), view.k)
+            if nodes:
+                tokens, parents = tuple(draft.tokens[node] for node in nodes), renumbered(draft.parents, nodes)
+                tree = None if is_chain(parents) else parents
+                offers.append(Offer(view.id, len(view.tokens), tokens, source=self.name, parents=tree))
         return offers
 
     def settle(self, verdicts: Sequence[Verdict]) -> None:
@@ -86,7 +93,9 @@ class SuffixProposer:
                 self._keys = {salt: key for salt, key in self._keys.items() if self._past.holds(key)}
 
     def _draft(self, view: SequenceView) -> Draft:
-        wish = replace(self._wish, limit=min(self._wish.limit, view.k))
+        tree = self._wish.mode == "tree" and view.nodes > view.k
+        limit = min(self._wish.limit, view.nodes if tree else view.k)
+        wish = replace(self._wish, limit=limit, mode="tree" if tree else "path")
         if wish.limit < 1:
             return Draft()
         context = view.tokens[-self._depth :]

@@ -69,7 +69,11 @@ def _hidden(ragged: Ragged, r: int, known: int, window: int | None) -> torch.Ten
 
 
 def _attend_row(
-    queries_NQD: torch.Tensor, keys_HKD: torch.Tensor, values_HKD: torch.Tensor, hidden_NK: torch.Tensor, variant: Variant
+    queries_NQD: torch.Tensor,
+    keys_HKD: torch.Tensor,
+    values_HKD: torch.Tensor,
+    hidden_NK: torch.Tensor,
+    variant: Variant,
 ) -> torch.Tensor:
     num, query_heads, dim = queries_NQD.shape
     heads = keys_HKD.shape[0]

@@ -134,7 +134,9 @@ def follow(facts: Facts, says: Callable[[int], int]) -> Ruling:
     With a draw from the target's law, chosen without looking at the drafts, this is exact for chains and
     trees of point masses alike. Only slots on the path are asked.
     """
-    slot, path, tokens = 0, [], []
+    slot = 0
+    path: list[int] = []
+    tokens: list[int] = []
     while True:
         tokens.append(says(slot))
         node = next((node for node in facts.children(slot) if facts.drafts[node] == tokens[-1]), None)
@@ -144,8 +146,8 @@ def follow(facts: Facts, says: Callable[[int], int]) -> Ruling:
         slot = node + 1
 
 
-def standing(facts: Facts, stands: Callable[[int, float], bool]) -> Ruling:
-    """Accept a draft that stands(slot, p(draft)), or is the target's own draw anyway; of several the likeliest.
+def standing(facts: Facts, least_P: Sequence[float]) -> Ruling:
+    """Accept a draft with p(x) >= its slot's least, or the target's own draw anyway; of several the likeliest.
 
     The target's own draw where none does.
     """
@@ -155,7 +157,7 @@ def standing(facts: Facts, stands: Callable[[int, float], bool]) -> Ruling:
         children = facts.children(slot)
         if any(facts.drafts[node] == facts.own[slot] for node in children):
             return facts.own[slot]
-        standing = [node for node in children if stands(slot, chances[node])]
+        standing = [node for node in children if chances[node] >= least_P[slot]]
         return facts.drafts[max(standing, key=lambda node: chances[node])] if standing else facts.own[slot]
 
     return follow(facts, says)

@@ -15,7 +15,7 @@ def threshold(facts: Facts) -> Ruling:
     The threshold follows from the tokens and rounds before this one.
     """
     least = facts.threshold.at(facts.emitted, facts.outcomes)
-    return standing(facts, lambda slot, chance: chance >= least)
+    return standing(facts, [least] * (len(facts.drafts) + 1))
 
 
 RULE = Rule("threshold", threshold, reads_own=True, reads_laws=True, exact=False)

@@ -19,7 +19,7 @@ def typical(facts: Facts) -> Ruling:
     settings = facts.typical
     entropy_P = torch.special.entr(facts.target_PV).sum(dim=1)
     least = (settings.delta * torch.exp(-entropy_P)).clamp(max=settings.epsilon).tolist()
-    return standing(facts, lambda slot, chance: chance >= least[slot])
+    return standing(facts, least)
 
 
 RULE = Rule("typical", typical, reads_own=True, reads_laws=True, exact=False)

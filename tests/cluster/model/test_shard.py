@@ -45,6 +45,12 @@ def logits(runner: Runner, vocab: int) -> torch.Tensor:
     found = [launch(runner, row(0, second, 0, LENGTH, 0))]
     for begin, end in itertools.pairwise((0, 9, 10, 22, LENGTH)):
         found.append(launch(runner, row(1, first, begin, end, end - begin), row(0, second, LENGTH - 2, LENGTH, 1)))
+    tree = PlanRow(0, LENGTH - 1, (second[-1], *first[:4]), table(0), 4, 5, parents=(-1, 0, 0, 2))
+    found.append(launch(runner, tree))
+    slots = [table(0)[place // BLOCK] * BLOCK + place % BLOCK for place in range(LENGTH, LENGTH + 4)]
+    moves = ((slots[2], slots[1]), (slots[3], slots[2]))  # the path of nodes 0, 2 and 3
+    straight = PlanRow(0, LENGTH + 3, (first[4],), table(0), wants=1)
+    found.append(runner.launch(Plan(0, (straight,), Knobs(), moves)).logits_NV)
     return torch.cat(found)
 
 
