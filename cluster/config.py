@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from cluster.config_drafts import DraftConfig, DType, StrictModel, Whole
+from cluster.config_drafts import DraftConfig
 from cluster.config_drafts import ModelDraft as ModelDraft
 from cluster.config_drafts import NgramDraft as NgramDraft
 from cluster.config_drafts import QuantizedDraft as QuantizedDraft
@@ -28,7 +28,10 @@ from cluster.config_drafts import RecyclingDraft as RecyclingDraft
 from cluster.config_drafts import Seq2SeqDraft as Seq2SeqDraft
 from cluster.config_drafts import SuffixDraft as SuffixDraft
 from cluster.config_drafts import TranslatedDraft as TranslatedDraft
+from cluster.config_places import PlacementConfig
 from cluster.config_rules import ScheduledConfig, ThresholdConfig, TypicalConfig
+from cluster.config_values import Device, DType, StrictModel, Whole, bare_number
+from cluster.config_values import parse_bytes as parse_bytes
 from cluster.errors import ConfigError
 from cluster.messages import Knobs
 from cluster.request import FEWEST_RETRIES, MOST_RETRIES, RuleName
@@ -37,11 +40,6 @@ from cluster.request import FEWEST_RETRIES, MOST_RETRIES, RuleName
 BUILDER = "deploy.app:build"
 #: The deployment of that application whose `user_config` are the knobs.
 KNOB_DEPLOYMENT = "Engine"
-
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate("kmgt")}
-_UNITS |= {f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate("kmgt")}
-
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -53,7 +51,7 @@ class TargetConfig(StrictModel):
     tokenizer: str | None = Field(None, description="directory of another tokenizer; default: the model's own")
     dtype: DType = Field("auto", description="of the weights; auto: the fastest this device computes well")
     bits: Literal[8, 4] | None = Field(None, description="round the weights to so many bits, on a CPU; default: whole")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
+    device: Device = Field("auto", description="auto: a GPU where there is one")
     tensor_parallel: Whole = Field(1, ge=1, le=64, description="processes, one a device, among which it is divided")
     max_context: Whole | None = Field(None, ge=16, description="tokens; default: what the model was trained for")
     threads: Whole | None = Field(None, ge=1, description="CPU threads; default: the cores of this process")
@@ -67,11 +65,7 @@ class CacheConfig(StrictModel):
     blocks: Whole | None = Field(None, ge=2, description="number of blocks; overrides memory")
     prefix: bool = Field(True, description="reuse blocks of equal prefixes within a salt")
 
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _bare_number(cls, value: object) -> object:
-        # YAML reads an unquoted 536870912 as an integer; it means bytes.
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    _bare = field_validator("memory", mode="before")(bare_number)
 
     @field_validator("memory")
     @classmethod
@@ -157,6 +151,7 @@ class EngineConfig(StrictModel):
     blend: Literal["first", "expected"] = Field(
         "first", description="which offer a row takes: the first in order, or of whoever lately did best there"
     )
+    placement: PlacementConfig = PlacementConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     processors: dict[str, str] = Field(
@@ -231,19 +226,6 @@ def reference() -> list[str]:
     """The lines of docs/configuration.md's table: key, default and meaning of everything in the tree."""
     rows = [f"| `{path}` | {default} | {text} |" for path, default, text in _reference(Config, "")]
     return ["| key | default | meaning |", "|---|---|---|", *rows]
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes in "512MiB", "1.5GB" or "4096". Raises ValueError that lists the units."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    size = int(float(match[1]) * unit) if match and unit else 0
-    if size < 1:
-        raise ValueError(
-            f"{text!r} is no amount of memory: write a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB, "
-            f'such as "512MiB", or "auto"'
-        )
-    return size
 
 
 def _parse(raw: object, model: type[_Model]) -> _Model:

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from cluster.config_places import DraftPlace
+from cluster.config_values import DType, StrictModel, Whole
 from cluster.errors import ConfigError
-
-# YAML reads `yes` and `on` as true, which pydantic would otherwise take for the number 1.
-Whole = Annotated[int, Strict()]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-class StrictModel(BaseModel):
-    """A part of the tree: no unknown keys, no changes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class NgramDraft(StrictModel):
@@ -90,6 +82,7 @@ class DraftingConfig(StrictModel):
     confidence: Literal["top", "entropy"] = Field(
         "top", description="measured as the likeliest token's probability, or as 1 - sqrt(0.2 x entropy)"
     )
+    drafter: DraftPlace = DraftPlace()
 
 
 class ModelDraft(DraftingConfig):

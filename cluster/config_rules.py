@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cluster.config_drafts import StrictModel, Whole
+from cluster.config_values import StrictModel, Whole
 from cluster.request import FixedThreshold, FollowingThreshold, ScheduledThreshold, Typical
 
 
