@@ -121,6 +121,7 @@ def assemble(config: EngineConfig, progress: Progress = silent, meeting: Meeting
     target = load_target(config, files, meeting)
     tokenizer.check(target.info.vocab_size)
     blocks = target.cache.counts.total
+    _refuse_elsewhere(config)
     proposers = [_proposer(config, draft, target, tokenizer, progress) for draft in config.drafts]
     resolved = Resolved(
         model=target.info,
@@ -133,6 +134,14 @@ def assemble(config: EngineConfig, progress: Progress = silent, meeting: Meeting
         ranks=ranks,
     )
     return Assembly(_engine(config, target, proposers, tokenizer, plugged), tokenizer, resolved)
+
+
+def _refuse_elsewhere(config: EngineConfig) -> None:
+    for index, draft in enumerate(config.drafts):
+        if isinstance(draft, DraftingConfig) and draft.drafter.place != "local":
+            raise ConfigError(
+                f"drafts.{index}.drafter.place={draft.drafter.place}: this engine has only its own process; leave it out"
+            )
 
 
 def open_tokenizer(config: EngineConfig, progress: Progress = silent) -> Tokenizer:
