@@ -140,7 +140,7 @@ def _refuse_elsewhere(config: EngineConfig) -> None:
     for index, draft in enumerate(config.drafts):
         if isinstance(draft, DraftingConfig) and draft.drafter.place != "local":
             raise ConfigError(
-                f"drafts.{index}.drafter.place={draft.drafter.place}: this engine has only its own process; leave it out"
+                f"drafts.{index}.drafter.place={draft.drafter.place}: this engine has one process only; leave it out"
             )
 
 
