@@ -142,7 +142,7 @@ def test_on_the_fake_model() -> None:
             assert all(token not in said[request.id] for bad in request.sampling.bad_ids for token in bad)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_on_a_real_model(tiny_llama: Path, tmp_path: Path) -> None:
     """A tiny Llama in float32 with every kind of draft there is, blocks short enough to preempt."""
     other, encoder = make_tiny(tmp_path / "other", words=True), make_tiny_seq2seq(tmp_path / "encoder")

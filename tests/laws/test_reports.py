@@ -1,21 +1,34 @@
-"""Bugs other engines had, each as a test named by its report."""
+"""Bugs other engines had, each as a test named by its report.
+
+Where the fault can be put back in a line, the test does so, and then has to fail: a test that passes with the
+bug in place shows nothing. P1 and P4 are put back in test_draft_cache.py, R5 and R6 in test_law2_same_tokens.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
+from cluster.draft import drawing
+from cluster.errors import RequestError
 from cluster.messages import DraftLaw, Knobs
+from cluster.model.history import History
+from cluster.model.processors import Past
 from cluster.model.sample import noise_key, uniform
 from cluster.request import Request, Sampling
+from cluster.sched.scheduler import Scheduler
 from cluster.verify.rules.base import RECOVER_STREAM
-from tests.fakes import FakeSetup, HashedLaws, draft_proposer, fake_engine, ngram, run
+from tests.fakes import FakeSetup, HashedLaws, Liar, draft_proposer, fake_engine, ngram, run
 from tests.laws.chi_square import LEAST_P
 from tests.laws.schedules import LAWS, PROPOSERS, VOCAB, Driver, alone
+from tests.laws.test_law3_every_parameter import Case, joint, p_value
 from tests.rulings import ratio
 
 
@@ -32,6 +45,49 @@ def test_vllm_54282_recovery_noise_is_not_the_drafts(stream: int, exact: bool) -
         counts[ratio([draft], target, law, seed, 1).tokens[0]] += 1
     found = chisquare(counts, np.array([0.1, 0.6, 0.3]) * counts.sum()).pvalue
     assert bool(found > LEAST_P) is exact
+
+
+@pytest.mark.parametrize("shipped", ["what was sampled", "the law before"])
+def test_transformers_47932_q_is_the_law_sampled(shipped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2, also transformers#33534: drafts sampled colder came with the law before that."""
+    case = Case(Sampling(7, temperature=1.0, top_p=0.95, ignore_eos=True), "model, its own way", "ratio", 3, (1, 2, 3))
+    law = joint(case)
+    assert law is not None
+    if shipped == "the law before":
+        honest: Callable = drawing._note_law
+
+        def raw(draft: drawing.Draft, shaped_V: torch.Tensor) -> torch.Tensor:
+            cut = honest(draft, shaped_V)
+            flatter = draft.probs[-1] ** 0.5  # as before a temperature of its own
+            draft.probs[-1] = flatter / flatter.sum()
+            return cut
+
+        monkeypatch.setattr(drawing, "_note_law", raw)
+    assert (p_value(case, law, 600) > LEAST_P) is (shipped == "what was sampled")
+
+
+@pytest.mark.parametrize("counted", ["every token", "committed tokens"])
+def test_vllm_18902_penalties_see_each_drafts_own_prefix(counted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R4, also vllm#42744, sglang#21258: frequency_penalty=2 with look-up, counted for the bonus token alone."""
+    flat = lambda context: torch.tensor([0.0, 3.0, 2.0, 1.0, 0.0, 0.0])  # noqa: E731
+    request = Request("r", (1, 1, 1, 1, 1), Sampling(20, temperature=0.0, frequency_penalty=2.0, ignore_eos=True))
+    twin = alone(request, flat)
+    if counted == "committed tokens":
+        honest = History.apply
+        monkeypatch.setattr(
+            History, "apply", lambda self, logits, drafts: [honest(self, row[None], ()) for row in logits]
+        )
+    told = run(fake_engine(FakeSetup(VOCAB, knobs=Knobs(k=3, adaptive=False)), flat, [ngram()]), [request])["r"]
+    assert told.deltas[-1].statistics.drafted > 0
+    assert (told.tokens == twin.tokens) is (counted == "every token")
+
+
+@pytest.mark.parametrize(("field", "value"), [("repetition_penalty", 0.0), ("min_p", 1.5), ("frequency_penalty", 3.0)])
+def test_trt_17701_a_penalty_that_cannot_be_is_refused(field: str, value: float) -> None:
+    """R4: a penalty of 0 divided by itself."""
+    with pytest.raises(RequestError) as caught:
+        Sampling(**{field: value})
+    assert caught.value.param == field
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
@@ -57,6 +113,47 @@ def test_lattice_243_a_drafter_that_always_errs_is_never_believed(rule: str) -> 
     assert told.tokens == twin.tokens
     assert told.deltas[-1].statistics.accepted == 0
     assert told.deltas[-1].statistics.drafted > 0
+
+
+def automaton(seen: Sequence[int], logits_V: torch.Tensor) -> torch.Tensor:
+    """Guided: 1, then any number of 2s and 3s that take turns, then 4, and again. Its state follows from the tokens."""
+    successors = {1: (2, 3), 2: (3, 4), 3: (2, 4), 4: (1,)}
+    mask = torch.full_like(logits_V, float("-inf"))
+    mask[list(successors.get(seen[-1], (1,)))] = 0.0
+    return logits_V + mask
+
+
+@pytest.mark.parametrize("after", ["rolled back", "left as drafted"])
+def test_vllm_31955_a_guided_request_is_preempted(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G3, also vllm#30916: drafts that were never committed stayed in the state machine over a preemption."""
+    setup = FakeSetup(VOCAB, block_tokens=1, num_blocks=26, knobs=Knobs(k=4, token_budget=14, adaptive=False))
+    guided = Sampling(14, temperature=1.0, ignore_eos=True, logits_processors=("automaton",), frequency_penalty=0.1)
+    asked = [Request(f"r{n}", (n, 2, 4), replace(guided, seed=n)) for n in range(4)]
+    plugged = {"automaton": automaton}
+    twins = run(fake_engine(FakeSetup(VOCAB, knobs=Knobs(k=0)), LAWS, plugged=plugged), asked)
+    if after == "left as drafted":
+        monkeypatch.setattr(Past, "pop", lambda self: None)
+    told = run(fake_engine(setup, LAWS, [Liar(VOCAB, seed=1), ngram()], plugged=plugged), asked)
+    assert sum(answer.deltas[-1].statistics.preemptions for answer in told.values()) > 0
+    same = all(told[request.id].tokens == twins[request.id].tokens for request in asked)
+    assert same is (after == "rolled back")
+    if same:
+        for request in asked:
+            said = told[request.id].tokens
+            assert all(automaton((token,), torch.zeros(VOCAB))[after] == 0 for token, after in pairwise((4, *said)))
+
+
+def test_vllm_49620_a_placeholder_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1: the fake model lets no id through that is none."""
+    honest = Scheduler._preempt
+
+    def careless(self: Scheduler, sequence: Any, board: Any) -> None:
+        honest(self, sequence, board)
+        sequence.tokens.append(-1)
+
+    monkeypatch.setattr(Scheduler, "_preempt", careless)
+    with pytest.raises(AssertionError):
+        test_vllm_49620_only_known_ids_reach_the_model_after_preemption()
 
 
 def test_vllm_49620_only_known_ids_reach_the_model_after_preemption() -> None:
