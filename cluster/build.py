@@ -7,48 +7,31 @@ Refuses to know: the step, Ray, HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cluster.build_drafts import Progress, Site, open_drafts, silent
+from cluster.build_drafts import assemble_drafter as assemble_drafter
 from cluster.build_model import Meeting as Meeting
-from cluster.build_model import Model, load, load_target, use_threads
+from cluster.build_model import Model, load_target, use_threads
 from cluster.build_model import Shard as Shard
 from cluster.build_model import assemble_shard as assemble_shard
 from cluster.config import EngineConfig, SchedulerConfig
-from cluster.config_drafts import (
-    DraftConfig,
-    DraftingConfig,
-    ModelDraft,
-    NgramDraft,
-    QuantizedDraft,
-    RecyclingDraft,
-    Seq2SeqDraft,
-    SuffixDraft,
-    TranslatedDraft,
-)
+from cluster.config_drafts import SuffixDraft
 from cluster.control.length import LengthControl
 from cluster.draft.blend import ExpectedOffer
-from cluster.draft.candidates import Candidates
 from cluster.draft.first import FirstOffer
-from cluster.draft.model import ModelProposer, QuantizedProposer
-from cluster.draft.ngram import NgramProposer
 from cluster.draft.proposer import Combiner, Proposer
-from cluster.draft.recycling import RecyclingProposer
-from cluster.draft.seq2seq import Seq2SeqProposer
+from cluster.draft.remote import RemoteProposer
 from cluster.draft.suffix.native import TrieMaker
-from cluster.draft.suffix.proposer import SuffixProposer
-from cluster.draft.suffix.trie import Limits as TrieLimits
-from cluster.draft.suffix.trie import Wish
-from cluster.draft.translate import TranslatedProposer, TranslatedSeq2Seq
 from cluster.engine import Engine, Parts
 from cluster.errors import ConfigError
 from cluster.kernels.library import open_library
-from cluster.model.device import resolve_device, resolve_dtype
+from cluster.model.device import resolve_device
 from cluster.model.files import ModelFiles
 from cluster.model.info import ModelInfo
-from cluster.model.load import locate, read_config
-from cluster.model.processors import LogitsProcessor, Vocabulary
+from cluster.model.load import locate
+from cluster.model.processors import LogitsProcessor
 from cluster.model.quantize import Bits
-from cluster.model.seq2seq import load_seq2seq
 from cluster.model.torch_runner import block_bytes
 from cluster.sched.policy import ByPriority, Fair, Fcfs, Policy
 from cluster.sched.scheduler import Limits, Scheduler
@@ -56,14 +39,8 @@ from cluster.text.tokenizer import Tokenizer
 from cluster.verify.judge import Judge
 from cluster.verify.plugged import load_processors
 
-Progress = Callable[[str], None]
-
 #: Orders by the name they have in scheduler.policy.
 _POLICIES: Mapping[str, Callable[[], Policy]] = {"fcfs": Fcfs, "priority": ByPriority}
-
-
-def silent(message: str) -> None:
-    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +72,15 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A working engine and what its callers need beside it."""
+    """A working engine and what its callers need beside it.
+
+    remote: by position in `drafts`, those whose drafters the caller attaches; without any, they offer nothing.
+    """
 
     engine: Engine
     tokenizer: Tokenizer
     resolved: Resolved
+    remote: Mapping[int, RemoteProposer] = field(default_factory=dict)
 
 
 def assemble(config: EngineConfig, progress: Progress = silent, meeting: Meeting | None = None) -> Assembly:
@@ -121,8 +102,8 @@ def assemble(config: EngineConfig, progress: Progress = silent, meeting: Meeting
     target = load_target(config, files, meeting)
     tokenizer.check(target.info.vocab_size)
     blocks = target.cache.counts.total
-    _refuse_elsewhere(config)
-    proposers = [_proposer(config, draft, target, tokenizer, progress) for draft in config.drafts]
+    site = Site(config, tokenizer, target.info.vocab_size, target.info.dtype, blocks, progress)
+    proposers, remote = open_drafts(site)
     resolved = Resolved(
         model=target.info,
         threads=threads,
@@ -133,15 +114,7 @@ def assemble(config: EngineConfig, progress: Progress = silent, meeting: Meeting
         bits=config.target.bits,
         ranks=ranks,
     )
-    return Assembly(_engine(config, target, proposers, tokenizer, plugged), tokenizer, resolved)
-
-
-def _refuse_elsewhere(config: EngineConfig) -> None:
-    for index, draft in enumerate(config.drafts):
-        if isinstance(draft, DraftingConfig) and draft.drafter.place != "local":
-            raise ConfigError(
-                f"drafts.{index}.drafter.place={draft.drafter.place}: this engine has one process only; leave it out"
-            )
+    return Assembly(_engine(config, target, proposers, tokenizer, plugged), tokenizer, resolved, remote)
 
 
 def open_tokenizer(config: EngineConfig, progress: Progress = silent) -> Tokenizer:
@@ -195,106 +168,3 @@ def _combine(config: EngineConfig, proposers: list[Proposer]) -> Combiner:
 def _policy(config: SchedulerConfig) -> Policy:
     policy = _POLICIES[config.policy]()
     return Fair(policy) if config.fair else policy
-
-
-def _proposer(
-    config: EngineConfig, draft: DraftConfig, target: Model, tokenizer: Tokenizer, progress: Progress
-) -> Proposer:
-    match draft:
-        case NgramDraft():
-            return NgramProposer(draft.max_match, draft.min_match)
-        case SuffixDraft():
-            return _suffix_proposer(draft)
-        case RecyclingDraft():
-            return RecyclingProposer(draft.max_pairs, draft.successors)
-        case ModelDraft():
-            return _model_proposer(config, draft, target, tokenizer, progress)
-        case QuantizedDraft():
-            return _quantized_proposer(config, draft, target, tokenizer, progress)
-        case TranslatedDraft():
-            return _translated_proposer(config, draft, target, tokenizer, progress)
-        case Seq2SeqDraft():
-            return _seq2seq_proposer(config, draft, target, tokenizer, progress)
-
-
-def _suffix_proposer(draft: SuffixDraft) -> SuffixProposer:
-    past = TrieLimits(draft.max_depth, draft.past_tokens, draft.past_requests)
-    wish = Wish(draft.max_tokens, draft.factor, draft.offset, draft.min_prob, "tree" if draft.tree else "path")
-    return SuffixProposer(wish, past, TrieLimits(draft.max_depth, draft.own_tokens, 1))
-
-
-def _candidates(draft: DraftingConfig) -> Candidates:
-    return Candidates(
-        draft.temperature, draft.top_k, draft.top_p, draft.max_tokens, draft.min_confidence, draft.confidence
-    )
-
-
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(tokenizer.eos_ids, tokenizer.lexicon)
-
-
-def _dtype(draft: ModelDraft | TranslatedDraft | Seq2SeqDraft, target: Model) -> str:
-    return draft.dtype if draft.dtype != "auto" else target.info.dtype
-
-
-def _model_proposer(
-    config: EngineConfig, draft: ModelDraft, target: Model, tokenizer: Tokenizer, progress: Progress
-) -> ModelProposer:
-    own = draft.model == "target"
-    files = locate(config.target.model if own else draft.model, progress)
-    if not own:
-        tokenizer.check_same(Tokenizer.load(files.directory))
-    layers = None
-    if draft.layers is not None:
-        total = read_config(files).num_hidden_layers
-        layers = draft.layers.of(total)
-        progress(f"loading draft {files.name}: layers {', '.join(map(str, layers))} of {total}")
-    else:
-        progress(f"loading draft {files.name}")
-    blocks = target.cache.counts.total
-    model = load(config, files, _dtype(draft, target), layers=layers, blocks=blocks, bits=draft.bits)
-    # One tokenizer, but either model may be padded with ids that no text has.
-    return ModelProposer(
-        model.runner, model.cache, model.max_context, _candidates(draft), target.info.vocab_size, _vocabulary(tokenizer)
-    )
-
-
-def _quantized_proposer(
-    config: EngineConfig, draft: QuantizedDraft, target: Model, tokenizer: Tokenizer, progress: Progress
-) -> QuantizedProposer:
-    files = locate(config.target.model, progress)
-    progress(f"loading draft {files.name} in {draft.bits} bits")
-    model = load(config, files, target.info.dtype, blocks=target.cache.counts.total, bits=draft.bits)
-    return QuantizedProposer(
-        model.runner, model.cache, model.max_context, _candidates(draft), vocabulary=_vocabulary(tokenizer)
-    )
-
-
-def _translated_proposer(
-    config: EngineConfig, draft: TranslatedDraft, target: Model, tokenizer: Tokenizer, progress: Progress
-) -> TranslatedProposer:
-    files = locate(draft.model, progress)
-    progress(f"loading draft {files.name} with its own tokenizer")
-    theirs = Tokenizer.load(files.directory)
-    model = load(config, files, _dtype(draft, target), blocks=target.cache.counts.total, bits=draft.bits)
-    theirs.check(model.info.vocab_size)
-    inner = ModelProposer(model.runner, model.cache, model.max_context, _candidates(draft), theirs.vocab_size)
-    return TranslatedProposer(inner, tokenizer, theirs, greedy=draft.temperature is None)
-
-
-def _seq2seq_proposer(
-    config: EngineConfig, draft: Seq2SeqDraft, target: Model, tokenizer: Tokenizer, progress: Progress
-) -> Proposer:
-    files = locate(draft.model, progress)
-    progress(f"loading draft {files.name}, an encoder-decoder")
-    device = resolve_device(config.target.device)
-    model = load_seq2seq(files, dtype=resolve_dtype(_dtype(draft, target), device, None), device=device)
-    theirs = Tokenizer.load(files.directory)
-    theirs.check(model.vocab_size)
-    held = config.scheduler.max_sequences
-    if tokenizer.same_as(theirs):
-        vocab_size, vocabulary = target.info.vocab_size, _vocabulary(tokenizer)
-        return Seq2SeqProposer(model, held, _candidates(draft), theirs.frame, vocab_size, vocabulary)
-    inner = Seq2SeqProposer(model, held, _candidates(draft), ((), theirs.frame[1]), theirs.vocab_size)
-    greedy = draft.temperature is None
-    return TranslatedSeq2Seq(inner, tokenizer, theirs, greedy=greedy, append_only=False)
