@@ -10,16 +10,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
 from cluster.parallel.groups import Rendezvous
 
-#: Forked from a clean process that has torch already: a child starts in milliseconds, and shares no thread with pytest.
+#: Forked from a clean process that has imported what is heavy: a child starts in milliseconds, and shares no thread
+#: with pytest.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed", "transformers", "tests.cluster.parallel.crew"])
+_CONTEXT.set_forkserver_preload(["cluster.build", "transformers.models.llama.modeling_llama"])
 
 Task = Callable[..., Any]
 
@@ -42,7 +43,7 @@ class Crew:
             self.processes.append(process)
 
     def report(self, rank: int, timeout: float = 60.0) -> Any:
-        """The next thing a rank reports: what its task returned, or raises what it raised."""
+        """The next thing a rank reports: what its task returned or yielded, or raises what it raised."""
         if not wait([self._reports[rank]], timeout):
             raise TimeoutError(f"rank {rank} reported nothing within {timeout} s")
         failed, value = self._reports[rank].recv()  # EOFError: the process died without a word
@@ -82,6 +83,8 @@ def _run(pipe: Connection, task: Task, args: tuple[Any, ...]) -> None:
 
     torch.set_num_threads(1)
     try:
-        pipe.send((False, task(*args)))
+        result = task(*args)
+        for value in result if isinstance(result, Generator) else [result]:
+            pipe.send((False, value))
     except Exception as error:
         pipe.send((True, error))
