@@ -25,6 +25,7 @@ from cluster.draft.translate import TranslatedProposer, TranslatedSeq2Seq
 from cluster.model.processors import Vocabulary
 from cluster.text.tokenizer import Tokenizer
 from tests.fakes import LETTERS, FakeRunner, FakeSetup, LawOf, Liar, OracleProposer, SampledProposer, fake_cache, ngram
+from tests.remote import WILD, remote
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,10 @@ KINDS: Mapping[str, Callable[[Around], Proposer]] = {
     "translated": lambda around: translated(around, greedy=True),
     "translated, warm": lambda around: translated(around, greedy=False),
     "translated seq2seq": translated_seq2seq,
+    "remote": lambda around: remote(drafting(around, around.near)),
+    "remote, wild": lambda around: remote(
+        drafting(around, around.near), drafting(around, around.far), faults=WILD, seed=7
+    ),
     "oracle": lambda around: OracleProposer(dict(around.answers)),
     "liar": lambda around: Liar(around.setup.vocab_size),
     "sampled": lambda around: SampledProposer((1 / around.setup.vocab_size,) * around.setup.vocab_size),

@@ -33,7 +33,6 @@ class History:
         self._processors = [processor for processor in made if processor is not None]
         self._masks = any(processor.masks for processor in self._processors)
         self._past = Past(setting.prompt)
-        self._emitted = 0
         #: Positions of the last `apply` at which nothing can follow, and why.
         self.blocked: Mapping[int, Fault] = MappingProxyType({})
 
@@ -46,7 +45,6 @@ class History:
         if self._processors:
             for token in tokens:
                 self._past.push(token)
-            self._emitted += len(tokens)
 
     def suppose(self, token: int) -> None:
         """A token was drafted: it counts until `catch_up`."""
@@ -54,10 +52,13 @@ class History:
             self._past.push(token)
 
     def catch_up(self, tokens: Sequence[int]) -> None:
-        """Take back what was supposed, then everything known counts: `tokens`, prompt included."""
-        while len(self._past.answer) > self._emitted:
-            self._past.pop()
-        self.extend(tokens[len(self._past.prompt) + self._emitted :])
+        """Count what is known (`tokens`, prompt included) and nothing else: no draft, nothing once thought known."""
+        if not self._processors:
+            return
+        known, past = list(tokens[len(self._past.prompt) :]), self._past
+        while past.answer != known[: len(past.answer)]:
+            past.pop()
+        self.extend(known[len(past.answer) :])
 
     def apply(self, logits_PV: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
         """Change the logits of P positions in place; paths[i] are the supposed tokens before row i.
