@@ -20,6 +20,7 @@ from cluster.config_drafts import SuffixDraft
 from cluster.control.length import LengthControl
 from cluster.draft.blend import ExpectedOffer
 from cluster.draft.first import FirstOffer
+from cluster.draft.model import ModelProposer
 from cluster.draft.proposer import Combiner, Proposer
 from cluster.draft.remote import RemoteProposer
 from cluster.draft.suffix.native import TrieMaker
@@ -32,12 +33,16 @@ from cluster.model.info import ModelInfo
 from cluster.model.load import locate
 from cluster.model.processors import LogitsProcessor
 from cluster.model.quantize import Bits
+from cluster.model.runner import Runner
 from cluster.model.torch_runner import block_bytes
 from cluster.sched.policy import ByPriority, Fair, Fcfs, Policy
 from cluster.sched.scheduler import Limits, Scheduler
 from cluster.text.tokenizer import Tokenizer
 from cluster.verify.judge import Judge
 from cluster.verify.plugged import load_processors
+
+#: The target among an assembly's runners.
+TARGET = "target"
 
 #: Orders by the name they have in scheduler.policy.
 _POLICIES: Mapping[str, Callable[[], Policy]] = {"fcfs": Fcfs, "priority": ByPriority}
@@ -74,12 +79,15 @@ class Resolved:
 class Assembly:
     """A working engine and what its callers need beside it.
 
+    runners: the target's under TARGET and those of draft models in this process under their names, for timing steps
+    before anything is asked of the engine.
     remote: by position in `drafts`, those whose drafters the caller attaches; without any, they offer nothing.
     """
 
     engine: Engine
     tokenizer: Tokenizer
     resolved: Resolved
+    runners: Mapping[str, Runner]
     remote: Mapping[int, RemoteProposer] = field(default_factory=dict)
 
 
@@ -114,7 +122,9 @@ def assemble(config: EngineConfig, progress: Progress = silent, meeting: Meeting
         bits=config.target.bits,
         ranks=ranks,
     )
-    return Assembly(_engine(config, target, proposers, tokenizer, plugged), tokenizer, resolved, remote)
+    runners = {proposer.name: proposer.runner for proposer in proposers if isinstance(proposer, ModelProposer)}
+    engine = _engine(config, target, proposers, tokenizer, plugged)
+    return Assembly(engine, tokenizer, resolved, {TARGET: target.runner, **runners}, remote)
 
 
 def open_tokenizer(config: EngineConfig, progress: Progress = silent) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""The command `outrider`: generate, serve, demo, fetch, config, simulate.
+"""The command `outrider`: generate, serve, demo, fetch, config, doctor, simulate.
 
 Knows: arguments, terminals, exit codes.
 Refuses to know: how anything is done. Ray is imported only by the commands that need it.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError, OutriderError, RequestError
+from deploy.doctor.arguments import add_arguments as add_doctor_arguments
 from deploy.simulation.arguments import add_arguments as add_simulate_arguments
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="check a config file and print every value")
     _config_argument(config)
     config.set_defaults(command=_config)
+    doctor = commands.add_parser("doctor", help="examine this machine and this configuration, and say what to change")
+    add_doctor_arguments(doctor)
+    doctor.set_defaults(command=_doctor)
     add_simulate_arguments(commands.add_parser("simulate", help="measure a pair on devices that are only emulated"))
     return parser
 
@@ -214,6 +218,12 @@ def _fetch(arguments: argparse.Namespace) -> int:
     for model in arguments.models:
         print(locate(model, _progress, download=True).directory)
     return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from deploy.doctor.command import run
+
+    return run(arguments, _serve_file(arguments), _progress)
 
 
 def _config(arguments: argparse.Namespace) -> int:

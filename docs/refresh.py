@@ -32,6 +32,7 @@ FOLDERS = {
     "actors": "places and carries: plain classes, made actors where they are launched",
     "deploy": "exposes: Serve application, API, client, command line",
     "deploy/openai": "the OpenAI API",
+    "deploy/doctor": "`outrider doctor`: what this machine and configuration give, and what to change",
     "deploy/simulation": "`outrider simulate`: real parts around devices that are only emulated",
     "benchmarks": "each writes its figures and the command that made them",
 }

@@ -66,6 +66,11 @@ class ModelProposer:
         self._states: dict[int, _State] = {}
         self._round = 0
 
+    @property
+    def runner(self) -> Runner:
+        """What computes its steps."""
+        return self._runner
+
     def open(self, view: SequenceView) -> None:
         self.close(view.id)
         self._states[view.id] = _State()

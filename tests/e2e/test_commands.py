@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -30,11 +31,34 @@ READY_S = 90.0
 
 def run(*words: str, code: int, stdin: str = "") -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        outrider(*words), capture_output=True, text=True, env=ENVIRONMENT, input=stdin, timeout=60, check=False
+        outrider(*words), capture_output=True, text=True, env=ENVIRONMENT, input=stdin, timeout=120, check=False
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+# -- doctor ----------------------------------------------------------------------------------
+
+
+def test_the_doctor_examines_a_configuration_and_reports(tiny_llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ray_config.yaml"
+    document = yaml.safe_load((ROOT / "ray_config.yaml").read_text(encoding="utf-8"))
+    drafts = [{"kind": "ngram"}, {"kind": "model", "layers": {"first": 1}}]
+    document["applications"][0]["args"] = {
+        "target": {"model": str(tiny_llama), "dtype": "float32"}, "drafts": drafts, "cache": {"memory": "64MiB"},
+    }  # fmt: skip
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    figures = tmp_path / "figures.json"
+    done = run("doctor", "--config", str(file), "--tokens", "6", "--repeats", "1", "--json", str(figures), code=0)
+    for title in ("machine", "a step of the target", "same tokens", "drafts", "advice"):
+        assert title in done.stdout
+    told = json.loads(figures.read_text(encoding="utf-8"))
+    assert [found["same"] for found in told["figures"]["sameness"]] == [8] * 6
+    assert set(told["figures"]["draft_step_s"]) == {"model"}
+    assert {(trial["method"], trial["batch"]) for trial in told["figures"]["trials"]} == {
+        (method, batch) for method in ("ngram", "model") for batch in (1, 8)
+    }
 
 
 # -- generate --------------------------------------------------------------------------------
