@@ -87,8 +87,12 @@ class Engine:
         request = self._fitted(request)
         parts = self._parts
         sequence = parts.scheduler.add(request)
+        try:
+            parts.judge.open(sequence, request)
+        except RequestError:
+            parts.scheduler.abort(sequence)
+            raise
         self._sequences[request.id] = sequence
-        parts.judge.open(sequence, request)
         parts.control.open(sequence, request.speculation.max_retries)
         parts.proposer.open(parts.scheduler.view(sequence, self.knobs))
 
@@ -156,6 +160,7 @@ class Engine:
         sampling = request.sampling
         fields = {
             "prompt": request.prompt,
+            "emitted": request.emitted,
             "logit_bias": sampling.logit_bias,
             "stop_ids": sampling.stop_ids,
             "allowed_ids": sampling.allowed_ids or (),

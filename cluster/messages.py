@@ -14,7 +14,8 @@ into a sequence, prompt included.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from types import MappingProxyType
 
 import numpy as np
@@ -58,6 +59,7 @@ class SequenceView:
     k: int
     room: int  # tokens that may still be emitted
     nodes: int = 0
+    attempt: int = 0  # as in Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,41 @@ class Statistics:
     by_source: tuple[SourceCount, ...] = ()  # in the order of their first draft
     rule: RuleName = "coupled"  # of the last round
     lossy: bool = False  # whether any round was judged by a lossy rule
+    failovers: int = 0  # engines that were lost under it
+
+    def after(self, earlier: Statistics) -> Statistics:
+        """Of an answer that `earlier` began on an engine that was lost and this one goes on with.
+
+        Work is summed; tokens are not, they count from the prompt in both; what was cached is what
+        the first engine that said anything found.
+        """
+        return replace(
+            self,
+            cached_tokens=earlier.cached_tokens if earlier.rounds else self.cached_tokens,
+            rounds=earlier.rounds + self.rounds,
+            drafted=earlier.drafted + self.drafted,
+            accepted=earlier.accepted + self.accepted,
+            accepted_by_position=_added(earlier.accepted_by_position, self.accepted_by_position),
+            drafted_by_position=_added(earlier.drafted_by_position, self.drafted_by_position),
+            preemptions=earlier.preemptions + self.preemptions,
+            by_source=_added_sources(earlier.by_source, self.by_source),
+            lossy=earlier.lossy or self.lossy,
+            failovers=earlier.failovers + self.failovers,
+        )
+
+
+def _added(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(first, second, fillvalue=0))
+
+
+def _added_sources(first: Sequence[SourceCount], second: Sequence[SourceCount]) -> tuple[SourceCount, ...]:
+    total: dict[str, SourceCount] = {}
+    for count in (*first, *second):
+        before = total.get(count.source, SourceCount(count.source, 0, 0))
+        total[count.source] = SourceCount(
+            count.source, before.drafted + count.drafted, before.accepted + count.accepted
+        )
+    return tuple(total.values())
 
 
 @dataclass(frozen=True, slots=True)

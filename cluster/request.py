@@ -228,6 +228,11 @@ class Request:
     (prefix blocks, suffix statistics) is visible under another. Requests of one `group` have the
     same prompt and wait for the first of them to share its blocks. `priority`: lower goes first,
     where the scheduler's policy looks at it. `key`: whose request it is, for fairness; empty: the salt's.
+
+    A request that goes on after its engine was lost carries the answer's tokens that were told
+    already in `emitted`: it continues exactly there, with everything counted from the prompt, and
+    only what is new is told. `attempt` is 0 for the first engine that serves a request and
+    different for each later one, so that rules which draw anew each round never draw the same again.
     """
 
     id: str
@@ -238,8 +243,11 @@ class Request:
     group: str = ""
     key: str = ""
     priority: int = 0
+    emitted: tuple[int, ...] = ()
+    attempt: int = 0
 
     def __post_init__(self) -> None:
+        _require(self.attempt >= 0, "attempt", self.attempt, "0 or more")
         _require(len(self.prompt) > 0, "prompt", 0, "at least one token")
         _require(-(2**31) <= self.priority < 2**31, "priority", self.priority, "between -2**31 and 2**31 - 1")
 

@@ -23,7 +23,7 @@ from cluster.draft.candidates import Candidates
 from cluster.messages import DraftLaw, Offer, SequenceView
 from cluster.model.history import History
 from cluster.model.processors import Vocabulary
-from cluster.model.sample import Shape, draw, noise_key, shape_logits
+from cluster.model.sample import Shape, draw, fresh_seed, noise_key, shape_logits
 from cluster.request import LAW_RULES, Sampling
 
 #: Stream of the draws by which drafts are sampled under `ratio` and `block`; the rules read others.
@@ -61,7 +61,9 @@ class Draft:
         """Of the next draw: the target's own noise or, where a law is shipped, a draw nobody else reads."""
         position = len(self.view.tokens) + len(self.tokens)
         seed = self.view.sampling.seed
-        return noise_key(seed, position, self.round, DRAFT_STREAM) if self.sampled else noise_key(seed, position)
+        if not self.sampled:
+            return noise_key(seed, position)
+        return noise_key(fresh_seed(seed, self.view.attempt), position, self.round, DRAFT_STREAM)
 
     def take(self, token: int) -> None:
         self.tokens.append(token)

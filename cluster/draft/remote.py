@@ -185,7 +185,7 @@ class RemoteProposer:
         link = mine.link
         if link is not None and view.id not in link.known:
             link.known[view.id] = len(view.tokens)
-            whole = Opened(view.id, view.prompt_len, view.salt, view.sampling, tuple(view.tokens))
+            whole = Opened(view.id, view.prompt_len, view.salt, view.sampling, tuple(view.tokens), view.attempt)
             self._send(link, whole)
         return link if link is not None and link.alive else None
 

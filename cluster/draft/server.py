@@ -51,6 +51,7 @@ class Course:
     method: str | None = None
     k: int = 0
     room: int = 0
+    attempt: int = 0
 
     @property
     def view(self) -> SequenceView:
@@ -66,6 +67,7 @@ class Course:
             method=self.method,
             k=self.k,
             room=self.room,
+            attempt=self.attempt,
         )
 
     def reply(self, offer: Offer | None) -> None:
@@ -260,6 +262,7 @@ class DraftServer:
         if course is None:
             tokens, local = list(opened.tokens), next(self._ids)
             course = Course(local, opened.sequence, tokens, opened.prompt_len, opened.salt, opened.sampling, desk)
+            course.attempt = opened.attempt
             desk.courses[opened.sequence] = course
             self._proposer.open(course.view)
             self._strategy.opened(course)

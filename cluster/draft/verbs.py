@@ -34,6 +34,7 @@ class Opened:
     salt: str
     sampling: Sampling
     tokens: tuple[int, ...]
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,11 @@ def noise_key(seed: int, *counters: int) -> int:
     return state
 
 
+def fresh_seed(seed: int, attempt: int) -> int:
+    """Seeds keys that name rounds: rounds start over with every engine, their draws must not."""
+    return noise_key(seed, attempt) if attempt else seed
+
+
 def uniform(key: int) -> float:
     """A number in (0, 1), 52 random bits: with one more the largest would round to 1."""
     return ((_mix(key + _GOLDEN) >> 12) + 0.5) * 2.0**-52

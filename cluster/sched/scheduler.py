@@ -80,7 +80,7 @@ class Scheduler:
             raise Overloaded(
                 f"{len(self._waiting)} requests wait already (scheduler.max_waiting={self._limits.max_waiting})"
             )
-        sequence = Sequence(self._next_id, request, list(request.prompt))
+        sequence = Sequence(self._next_id, request, [*request.prompt, *request.emitted])
         self._next_id += 1
         self._waiting.append(sequence)
         self._policy.arrived(sequence)

@@ -91,13 +91,14 @@ class Sequence:
             k=max(0, min(limits)) if speculation.enabled else 0,
             room=self.room,
             nodes=nodes,
+            attempt=self.request.attempt,
         )
 
     def statistics(self) -> Statistics:
         tally = self.tally
         return Statistics(
             prompt_tokens=self.prompt_len,
-            cached_tokens=tally.cached_tokens,
+            cached_tokens=min(tally.cached_tokens, self.prompt_len),
             output_tokens=len(self.tokens) - self.prompt_len,
             rounds=tally.rounds,
             drafted=tally.drafted,

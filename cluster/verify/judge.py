@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from cluster.errors import BrokenInvariant
+from cluster.errors import BrokenInvariant, RequestError
 from cluster.messages import DraftLaw, Fault, Offer, Plan, PlanRow, Verdict
 from cluster.model.history import History
 from cluster.model.processors import LogitsProcessor, Vocabulary
 from cluster.model.runner import Flight
-from cluster.model.sample import Shape, draw, noise_key, probabilities, shape_logits
+from cluster.model.sample import Shape, draw, fresh_seed, noise_key, probabilities, shape_logits
 from cluster.request import Request, RuleName, Sampling, Speculation
 from cluster.text.lexicon import Lexicon
 from cluster.text.stream import OpenStream
@@ -47,6 +47,7 @@ class _Case:
     speculation: Speculation
     prompt_len: int
     length: int
+    fresh_seed: int  # of draws that are new in every round
     history: History
     ending: Ending
     told: PromptLogprobs
@@ -105,15 +106,25 @@ class Judge:
         return self._vocabulary.lexicon is not None
 
     def open(self, sequence: int, request: Request) -> None:
+        """Meet a sequence. What it emitted elsewhere passes through every state as if it had been emitted here.
+
+        Raises RequestError when that already ends the answer; nothing is kept then.
+        """
         sampling = request.sampling
         stream = self._open_stream(request.prompt) if self._open_stream is not None else None
+        ending = Ending(sampling, self._eos_ids, stream)
+        if ending.cut(request.emitted).finish is not None:  # its text was shown where the tokens were
+            raise RequestError("emitted holds a complete answer: there is nothing to go on with", "emitted")
+        history = History(request.prompt, sampling, self._vocabulary, self._plugged)
+        history.extend(request.emitted)
         self._cases[sequence] = _Case(
             sampling=sampling,
             speculation=request.speculation,
             prompt_len=len(request.prompt),
-            length=len(request.prompt),
-            history=History(request.prompt, sampling, self._vocabulary, self._plugged),
-            ending=Ending(sampling, self._eos_ids, stream),
+            length=len(request.prompt) + len(request.emitted),
+            fresh_seed=fresh_seed(sampling.seed, request.attempt),
+            history=history,
+            ending=ending,
             told=PromptLogprobs(request.prompt, sampling.prompt_logprobs),
         )
 
@@ -229,7 +240,7 @@ class Judge:
             drafts=_drafts(judged.row),
             own=own,
             law=judged.row.offer.law if judged.row.offer is not None else None,
-            seed=case.sampling.seed,
+            seed=case.fresh_seed,
             round=plan.round,
             emitted=case.length - case.prompt_len,
             outcomes=case.outcomes,
