@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair.add_argument("--acceptance", type=Path, metavar="FILE", help="acceptance by position, measured on a real pair")
     add("--workload", metavar="NAME", help="which of FILE's; default: their mean")
     add("--k", default="7", metavar="K,...", help="draft lengths (default: %(default)s)")
+    add("--drafters", type=int, default=1, metavar="N", help="draft devices (default: %(default)s)")
     add(
         "--target-devices",
         type=int,
@@ -29,7 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="devices whose step times --target gives (default: %(default)s)",
     )
     add("--batches", default="1,8,32", metavar="B,...", help="1 to 64 each (default: %(default)s)")
-    add("--modes", metavar="M,...", help="of none, colocated (default: both)")
+    add("--modes", metavar="M,...", help="of none, colocated, sync (default: all)")
+    add("--target-wider", metavar="ROWS:MS,...", help="the target's step times had it the draft devices too")
+    add(
+        "--wider-efficiency",
+        type=float,
+        default=0.85,
+        metavar="E",
+        help="assumed without --target-wider (default: %(default)s)",
+    )
     add(
         "--seconds",
         type=float,
@@ -37,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="real time each figure is measured for (default: %(default)s)",
     )
+    add("--kill-after", type=float, metavar="S", help="kill the drafters after so many of them")
     add("--seed", type=int, default=0, metavar="S")
     add("--json", type=Path, metavar="FILE", help="write the figures here too")
     parser.set_defaults(command=_run)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,10 +15,9 @@ from cluster.errors import ConfigError
 from cluster.model.emulated import Acceptance, StepTimes
 from deploy.simulation.measure import Measurement, measure
 from deploy.simulation.pair import read_acceptance
-from deploy.simulation.playback import Played, play
-from deploy.simulation.predict import predict
-from deploy.simulation.report import Cell, Report
-from deploy.simulation.scenario import MODES, PROMPT, Mode, Scenario
+from deploy.simulation.predict import played, predict
+from deploy.simulation.report import Cell, Death, Report
+from deploy.simulation.scenario import MODES, Mode, Scenario
 from deploy.simulation.stage import staged
 
 _MOST_BATCH = 64
@@ -31,7 +29,16 @@ def run(arguments: argparse.Namespace) -> int:
     lengths = _numbers("--k", arguments.k, 1, 64)
     batches = _numbers("--batches", arguments.batches, 1, _MOST_BATCH)
     modes = list(MODES) if arguments.modes is None else _modes(arguments.modes)
-    report = Report(_measure(scenario, batches, modes, lengths))
+    wider = scenario.wider(
+        StepTimes.parse(arguments.target_wider, arguments.launch) if arguments.target_wider else None,
+        arguments.wider_efficiency,
+    )
+    if arguments.kill_after is not None and not 0 < arguments.kill_after < arguments.seconds:
+        raise ConfigError(f"--kill-after {arguments.kill_after}: write a time within the {arguments.seconds} seconds")
+    cells = _measure(scenario, batches, modes, lengths, arguments.kill_after)
+    apart = any(scenario.devices(mode) > scenario.target_devices for mode in modes)
+    alone: list[Mode] = ["none", "colocated"]
+    report = Report(cells, _measure(wider, batches, alone, lengths) if apart else [])
     for line in report.lines():
         print(line)
     if arguments.json is not None:
@@ -39,22 +46,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(scenario: Scenario, batches: Sequence[int], modes: Sequence[Mode], lengths: Sequence[int]) -> list[Cell]:
+def _measure(
+    scenario: Scenario,
+    batches: Sequence[int],
+    modes: Sequence[Mode],
+    lengths: Sequence[int],
+    kill_at: float | None = None,
+) -> list[Cell]:
     cells = []
     for batch in batches:
         for mode in modes:
             for k in lengths if mode != "none" else lengths[:1]:
-                print(f"batch {batch}, {mode}, k {k}", end="\r", file=sys.stderr, flush=True)
-                cells.append(_cell(replace(scenario, k=k), mode, batch))
+                cells.append(_cell(replace(scenario, k=k), mode, batch, kill_at))
     return cells
 
 
-def _cell(scenario: Scenario, mode: Mode, batch: int) -> Cell:
+def _cell(scenario: Scenario, mode: Mode, batch: int, kill_at: float | None) -> Cell:
     with staged(scenario, mode, batch) as running:
-        measured = Measurement.of(measure(running, batch, scenario.seconds))
-        end = PROMPT + round(measured.tokens * measured.rounds)
-        played = play(running.ranks_LP[:, PROMPT:end], scenario.k) if mode != "none" else Played(1.0, 0.0)
-    return Cell(scenario, mode, batch, measured, predict(scenario, mode, batch), played)
+        if running.drafters is None:
+            kill_at = None
+        course = measure(running, batch, scenario.seconds, kill_at)
+    rounds = course.rounds
+    alive = [r for r in rounds if kill_at is None or r.at_s < kill_at]
+    measured = Measurement.of(alive)
+    said = [ranks[span] for ranks, span in zip(running.ranks_LP, course.spans, strict=True)]
+    death = None if kill_at is None else Death.of(rounds[len(alive) + 1 :])
+    return Cell(scenario, mode, batch, measured, predict(scenario, mode, batch), played(scenario, mode, said), death)
 
 
 def _scenario(arguments: argparse.Namespace) -> Scenario:
@@ -67,6 +84,7 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
         target=StepTimes.parse(arguments.target, arguments.launch),
         draft=StepTimes.parse(arguments.draft, arguments.launch),
         acceptance=acceptance,
+        drafters=arguments.drafters,
         target_devices=arguments.target_devices,
         seconds=arguments.seconds,
         seed=arguments.seed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from cluster.engine import Engine
 from cluster.errors import BrokenInvariant
 from cluster.model.emulated import EmulatedRunner, Script
 from cluster.request import Request, Sampling
+from deploy.simulation.drafters import Drafters
 from deploy.simulation.gauge import Gauge
 from deploy.simulation.scenario import PROMPT
 
@@ -36,6 +37,7 @@ class Running:
     ranks_LP: npt.NDArray[np.int64]  # of the script's tokens in the draft's eyes
     target: EmulatedRunner
     gauge: Gauge
+    drafters: Drafters | None = None  # where they have processes of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,16 @@ class Measurement:
         )
 
 
-def measure(running: Running, batch: int, seconds: float, during: Callable[[float], None] | None = None) -> list[Round]:
-    """The rounds of `batch` sequences side by side, over `seconds`; `during` is called after each with its time.
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The measured rounds, and the part of its text that each lane said in them, while its drafters lived."""
+
+    rounds: list[Round]
+    spans: tuple[slice, ...]
+
+
+def measure(running: Running, batch: int, seconds: float, kill_at: float | None = None) -> Course:
+    """The rounds of `batch` sequences side by side, over `seconds`; after `kill_at` of them the drafters are killed.
 
     Raises BrokenInvariant when an answer is not the target's own text.
     """
@@ -115,21 +125,30 @@ def measure(running: Running, batch: int, seconds: float, during: Callable[[floa
         length = Sampling(max_tokens=script.length, temperature=0.0, ignore_eos=True)
         engine.submit(Request(str(lane), script.prompt(lane, PROMPT), length))
     _start(running, answers)
+    starts = _places(answers)
+    ends = None
     began = time.perf_counter()
     rounds: list[Round] = []
     while not rounds or rounds[-1].at_s < seconds:
         rounds.append(_round(running, answers, began))
-        if during is not None:
-            during(rounds[-1].at_s)
+        if kill_at is not None and running.drafters is not None and rounds[-1].at_s >= kill_at:
+            running.drafters.kill()
+            kill_at, ends = None, _places(answers)
         if rounds[-1].rows < batch:
             raise BrokenInvariant(f"{batch - rounds[-1].rows} sequences of {batch} did not decode")
+    ends = ends or _places(answers)
     for lane in range(batch):
         engine.abort(str(lane))
         said = answers[str(lane)]
         if tuple(said) != script.answer(lane, PROMPT, len(said)):
             raise BrokenInvariant(f"sequence {lane} does not say what the target says")
     engine.check()
-    return rounds
+    return Course(rounds, tuple(slice(*span) for span in zip(starts, ends, strict=True)))
+
+
+def _places(answers: Mapping[str, Sequence[int]]) -> list[int]:
+    """Where in its text each lane is."""
+    return [PROMPT + len(answer) for answer in answers.values()]
 
 
 def _start(running: Running, answers: dict[str, list[int]]) -> None:

@@ -7,7 +7,7 @@ part of a difference is computed here, exactly, so that it is not taken for some
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,13 +30,17 @@ class Guesses:
     after_plain: int
 
 
-def play(ranks_LP: npt.NDArray[np.int64], k: int, guesses: Guesses | None = None) -> Played:
-    """Over the positions of every lane [L, P]; guesses None: every round has its draft.
+ALONE = Played(1.0, 0.0)
+
+
+def play(texts: Iterable[npt.NDArray[np.int64]], k: int, guesses: Guesses | None = None) -> Played:
+    """Over texts, each the ranks at its positions [P]; guesses None: every round has its draft.
 
     Rank r at a position: the target's token is the draft's likeliest but r.
     """
     tokens = rounds = drafted = 0
-    for ranks in ranks_LP.tolist():
+    for text in texts:
+        ranks = text.tolist()
         place, ready = 0, True
         while place + k < len(ranks):
             stood = _stood(ranks[place : place + k]) if ready else 0
@@ -45,7 +49,7 @@ def play(ranks_LP: npt.NDArray[np.int64], k: int, guesses: Guesses | None = None
             if guesses is not None:
                 ready = _guessed(ranks[place], stood, k, guesses) if ready else ranks[place] < guesses.after_plain
             place += 1
-    return Played(tokens / rounds, drafted / rounds) if rounds else Played(1.0, 0.0)
+    return Played(tokens / rounds, drafted / rounds) if rounds else ALONE
 
 
 def _stood(ranks: Sequence[int]) -> int:

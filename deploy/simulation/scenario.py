@@ -7,14 +7,15 @@ Refuses to know: how anything is run, predicted or shown.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from cluster.errors import ConfigError
 from cluster.model.emulated import Acceptance, StepTimes
 
-#: none: the target alone. colocated: the draft takes turns with the target on its devices.
-Mode = Literal["none", "colocated"]
+#: none: the target alone. colocated: the draft takes turns with the target on its devices. sync: the draft has its own,
+#: and the target waits for it.
+Mode = Literal["none", "colocated", "sync"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 #: Tokens of every prompt.
@@ -27,7 +28,8 @@ _SPARE_S = 3.0
 class Scenario:
     """One pair on its devices.
 
-    k: draft length. target_devices: what the target's step times are the times of.
+    k: draft length.
+    drafters: draft devices, one process each. target_devices: what the target's step times are the times of.
     seconds: how long each measurement runs.
     """
 
@@ -35,16 +37,33 @@ class Scenario:
     draft: StepTimes
     acceptance: Acceptance
     k: int = 7
+    drafters: int = 1
     target_devices: int = 4
     seconds: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("k", "target_devices"):
+        for name in ("k", "drafters", "target_devices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 < self.seconds <= 600:
             raise ConfigError(f"seconds must be above 0 and at most 600, not {self.seconds}")
+
+    def devices(self, mode: Mode) -> int:
+        """How many devices a mode occupies."""
+        return self.target_devices + (0 if mode in ("none", "colocated") else self.drafters)
+
+    def wider(self, target: StepTimes | None, efficiency: float) -> Scenario:
+        """The draft devices given to the target instead.
+
+        target: its step times then; None assumes that the added devices take their share of the work at this
+        efficiency: 1 would be times divided by exactly as much as there are more devices.
+        """
+        devices = self.target_devices + self.drafters
+        if not 0 < efficiency <= 1:
+            raise ConfigError(f"the efficiency of a wider target must be above 0 and at most 1, not {efficiency}")
+        speed = 1 + (devices / self.target_devices - 1) * efficiency
+        return replace(self, target=target or self.target.scaled(1 / speed), target_devices=devices)
 
     @property
     def length(self) -> int:

@@ -57,6 +57,7 @@ def test_acceptance_of_a_real_pair(tmp_path: Path) -> None:
         (("--target", "8:x"), "step times '8:x'"),
         (("--alpha", "1.5"), "acceptance must be"),
         (("--seconds", "0"), "seconds must be above 0"),
+        (("--kill-after", "9"), "--kill-after 9.0: write a time within"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from cluster.model.emulated import Acceptance, StepTimes
 from deploy.simulation.measure import Measurement, Round
 from deploy.simulation.playback import Played
 from deploy.simulation.predict import best_k, predict
-from deploy.simulation.report import Cell, Report
+from deploy.simulation.report import Cell, Death, Report
 from deploy.simulation.scenario import Mode, Scenario
 
 SCENARIO = Scenario(StepTimes.parse("8:20,256:60"), StepTimes.parse("2"), Acceptance((0.8,)), target_devices=4)
@@ -55,8 +55,31 @@ def test_a_difference_is_named_by_what_it_is_made_of() -> None:
     assert exact == "nothing worth a word"
 
 
+def test_a_wider_target_takes_its_share() -> None:
+    wider = SCENARIO.wider(None, 0.8)
+    assert wider.target_devices == 5
+    assert wider.target.ms(8) == pytest.approx(20 / 1.2)
+    assert SCENARIO.wider(StepTimes.parse("17"), 0.8).target.ms(8) == 17
+    with pytest.raises(ConfigError, match="efficiency"):
+        SCENARIO.wider(None, 1.5)
+
+
+def test_a_draft_device_is_weighed_against_a_wider_target() -> None:
+    apart, given = cell("sync", 3, 0.03), cell("none", 1, 0.025, SCENARIO.wider(None, 0.8))
+    told = Report([cell("none", 1, 0.02), apart], [given]).answers()
+    assert "5 devices, drafts apart (sync), give 100 tokens/s, all given to the target (none) 40" in told[-1]
+    assert told[-1].endswith("worth more, x2.50")
+
+
+def test_a_death_is_told_beside_no_drafts() -> None:
+    death = Death.of(rounds(5, 1, 0.025, offered=0))
+    died = replace(cell("sync", 3, 0.03), death=death)
+    told = Report([cell("none", 1, 0.02), died], []).answers()[-1]
+    assert "100 tokens/s, 40 after the drafters were killed (none: 50); longest round then 25 ms" in told
+
+
 def test_speeds_are_compared_within_a_batch() -> None:
-    report = Report([cell("none", 1, 0.02), cell("colocated", 3, 0.03)])
+    report = Report([cell("none", 1, 0.02), cell("colocated", 3, 0.03)], [])
     document = json.loads(json.dumps(report.document()))
     plain, turns = document["cells"]
     assert turns["over_none"] == pytest.approx(2.0)
@@ -68,7 +91,7 @@ def test_speeds_are_compared_within_a_batch() -> None:
     assert any("best k" in line for line in lines)
 
 
-@pytest.mark.parametrize("wrong", [{"k": 0}, {"target_devices": 0}, {"seconds": 0}, {"seconds": 601}])
+@pytest.mark.parametrize("wrong", [{"k": 0}, {"target_devices": 0}, {"drafters": 0}, {"seconds": 0}, {"seconds": 601}])
 def test_a_scenario_out_of_range_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         replace(SCENARIO, **wrong)
