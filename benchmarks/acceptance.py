@@ -24,7 +24,7 @@ _TIMES, _FEWEST = 3, 24
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Draft tokens checked, how many stood, and tokens emitted."""
+    """Draft tokens checked (of a tree: its depth), how many stood, and tokens emitted."""
 
     drafted: int
     accepted: int

@@ -48,6 +48,8 @@ from cluster.text.tokenizer import Tokenizer
 
 KINDS = ("code", "chat", "json")
 CONTEXT = 4096
+#: Nodes a request's tree may have where answers are counted.
+TREE_NODES = 32
 _FREE: tuple[DraftConfig, ...] = (
     SuffixDraft(kind="suffix"),
     NgramDraft(kind="ngram"),
@@ -70,6 +72,8 @@ def contenders(draft: str | None) -> Mapping[str, Contender]:
         "ngram": Contender((NgramDraft(kind="ngram"),)),
         "suffix": Contender((SuffixDraft(kind="suffix"),)),
         "recycling": Contender((RecyclingDraft(kind="recycling"),)),
+        "suffix tree": Contender((SuffixDraft(kind="suffix", tree=True),)),
+        "recycling tree": Contender((RecyclingDraft(kind="recycling", successors=4),)),
         "layers": Contender((LAYERS,)),
         "int8": Contender((QuantizedDraft(kind="quantized", bits=8),)),
         "int4": Contender((QuantizedDraft(kind="quantized", bits=4),)),
@@ -131,8 +135,8 @@ def answers(engine: Engine, asked: Sequence[Request]) -> Iterator[tuple[str, lis
             name, now, then = delta.request, delta.statistics, before.get(delta.request)
             tokens[name].extend(delta.tokens)
             if then is not None:  # the first step computed the prompt
-                drafted, accepted = now.drafted - then.drafted, now.accepted - then.accepted
-                rounds[name].append(Round(drafted, accepted, len(delta.tokens)))
+                depth = sum(now.drafted_by_position) - sum(then.drafted_by_position)
+                rounds[name].append(Round(depth, now.accepted - then.accepted, len(delta.tokens)))
             before[name] = now
             if delta.finish is not None:
                 yield name, tokens.pop(name), rounds.pop(name)
@@ -149,7 +153,8 @@ def count(options: argparse.Namespace, records: Records, prompts: Sequence[Promp
     chosen = contenders(options.draft)
     for k in options.k:
         for name in options.proposers:
-            knobs = KnobConfig(k=0 if name == "none" else k, adaptive=False, max_retries=MOST_RETRIES)
+            room = TREE_NODES * options.batch
+            knobs = KnobConfig(k=0 if name == "none" else k, adaptive=False, max_retries=MOST_RETRIES, tree_nodes=room)
             made: Assembly | None = None
             for temperature in options.temperatures:
                 setting = setting_of(options, name, temperature, 0 if name == "none" else k)

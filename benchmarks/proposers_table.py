@@ -135,14 +135,22 @@ def ratio(of: Row, batch: int, rows: Sequence[Row]) -> dict[str, float] | None:
 
 def markdown(lines: Sequence[dict[str, Any]]) -> str:
     batches = sorted({batch for entry in lines for batch in entry["speed"]})
-    head = ["file", "T", "proposer", "k", "same tokens", "alpha by position", "tau", "loop-free", "looping"]
+    head = ["file", "T", "proposer", "k", "prompts", "same tokens", "alpha by position", "tau", "loop-free", "looping"]
     head += [f"tokens/s against none, batch {batch}" for batch in batches]
     table = [head, ["---"] * len(head)]
     for entry in sorted(lines, key=lambda e: (e["kind"], e["temperature"])):  # proposers in the order they were run
         chances = " ".join("-" if alpha is None else f"{alpha:.2f}".lstrip("0") for alpha in entry["alphas"])
         speeds = [entry["speed"].get(batch) for batch in batches]
         table.append(
-            [entry["kind"], f"{entry['temperature']:g}", entry["proposer"], f"{entry['k']}", same(entry), chances]
+            [
+                entry["kind"],
+                f"{entry['temperature']:g}",
+                entry["proposer"],
+                f"{entry['k']}",
+                f"{entry['prompts']}",
+                same(entry),
+                chances,
+            ]
             + [f"{entry['tau']:.2f}", f"{entry['tau_loop_free']:.2f}", f"{entry['looping']:.0%}"]
             + ["" if speed is None else f"{speed['ratio']:.2f} ({speed['turns']})" for speed in speeds]
         )
@@ -150,7 +158,9 @@ def markdown(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def same(entry: Mapping[str, Any]) -> str:
-    """As "39/40, 1 near-tie"."""
+    """As "39/40, 1 near-tie"; nothing for none itself."""
+    if entry["proposer"] == "none":
+        return ""
     gaps = [difference.gap for difference in entry["differing"]]
     ties = sum(gap is not None and gap < TIE for gap in gaps)
     text = f"{entry['compared'] - len(gaps)}/{entry['compared']}"
