@@ -47,7 +47,8 @@ class Part:
 
     def check(self, plan: Plan) -> None:
         """Raises BrokenInvariant for a plan that no rank could compute."""
-        self._local.layout(plan)
+        if plan.rows:
+            self._local.layout(plan)
 
     def compute(self, plan: Plan) -> torch.Tensor | None:
         """This rank's work of a step; float32 logits [N, V] at rank 0."""
@@ -68,7 +69,7 @@ class ShardedRunner:
 
     def launch(self, plan: Plan) -> Flight:
         """Compute a plan; see runner.py. Raises PeerLost when a rank is gone: then nothing more can be computed."""
-        if not plan.rows:
+        if not plan.rows and not plan.moves:
             return Flight(plan, torch.empty(0, self.vocab_size))
         self._part.check(plan)  # before anyone is told: a rank that follows has nobody to complain to
         with self._leader.turn:

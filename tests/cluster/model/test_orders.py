@@ -17,13 +17,17 @@ from cluster.model.orders import Leader, orders
 from cluster.parallel.groups import Group, Rendezvous, join
 
 ROWS = st.builds(
-    lambda sequence, first, tokens, blocks, drafts: PlanRow(sequence, first, tokens, blocks, drafts, drafts + 1),
+    lambda sequence, first, tokens, blocks, drafts, parents: PlanRow(
+        sequence, first, tokens, blocks, drafts, drafts + 1, parents=parents
+    ),
     sequence=st.integers(0, 2**31 - 1),
     first=st.integers(0, 2**20),
     tokens=st.lists(st.integers(0, 2**20), min_size=1, max_size=40).map(tuple),
     blocks=st.lists(st.integers(0, 2**20), min_size=1, max_size=40).map(tuple),
     drafts=st.integers(0, 8),
+    parents=st.none() | st.lists(st.integers(-1, 40), max_size=6).map(tuple),
 )
+MOVES = st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 2**20)), max_size=4).map(tuple)
 
 
 class Pair:
@@ -45,9 +49,9 @@ class Pair:
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
 
-    def tell(self, *rows: PlanRow) -> Plan:
+    def tell(self, *rows: PlanRow, moves: tuple[tuple[int, int], ...] = ()) -> Plan:
         with self.leader.turn:
-            self.leader.tell(Plan(7, rows, Knobs()))
+            self.leader.tell(Plan(7, rows, Knobs(), moves))
         deadline = time.monotonic() + 20
         while not self.got:
             assert time.monotonic() < deadline
@@ -72,9 +76,12 @@ def pair() -> Iterator[Pair]:
     assert pair.error is None
 
 
-@given(rows=st.lists(ROWS, min_size=1, max_size=4))
-def test_a_plan_arrives_with_all_a_runner_computes_from(pair: Pair, rows: list[PlanRow]) -> None:
-    got = pair.tell(*rows)
+@given(rows=st.lists(ROWS, max_size=4), moves=MOVES)
+def test_a_plan_arrives_with_all_a_runner_computes_from(
+    pair: Pair, rows: list[PlanRow], moves: tuple[tuple[int, int], ...]
+) -> None:
+    got = pair.tell(*rows, moves=moves)
+    assert got.moves == moves
     assert [_computed(row) for row in got.rows] == [_computed(row) for row in rows]
 
 
@@ -98,4 +105,4 @@ def test_a_leader_with_nothing_to_say_is_waited_for_and_one_that_is_gone_is_not(
 
 
 def _computed(row: PlanRow) -> tuple[object, ...]:
-    return row.sequence, row.first, row.tokens, row.blocks, row.wants
+    return row.sequence, row.first, row.tokens, row.blocks, row.wants, row.parents
