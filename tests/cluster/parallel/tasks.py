@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -46,18 +47,20 @@ def everything(endpoint: Endpoint, rank: int, size: int) -> Results:
     return results
 
 
-def lose_one(endpoint: Endpoint, rank: int, size: int, timeout_s: float) -> tuple[str, float, float]:
+def lose_one(endpoint: Endpoint, rank: int, size: int, timeout_s: float) -> Iterator[tuple[str, float, float]]:
     """Two groups of the same processes but for the last rank, which is in the first only and never answers.
 
-    Returns the error, the time it was raised at, and what the second group still sums to.
+    Each tells when it is ready; then the error, the time it was raised at, and what the second group still sums to.
     """
-    group = join(endpoint, rank, size, name="first", timeout_s=timeout_s)
+    group = join(endpoint, rank, size, name="first", timeout_s=timeout_s, meet_s=60)
     if rank == size - 1:
+        yield "ready", time.monotonic(), 0.0
         time.sleep(600)
-    second = join(endpoint, rank, size - 1, name="second", timeout_s=timeout_s)
+    second = join(endpoint, rank, size - 1, name="second", timeout_s=timeout_s, meet_s=60)
+    yield "ready", time.monotonic(), 0.0
     message, at = _failure(group), time.monotonic()
     assert _failure(group) == message  # a group that is dead says so at once, and why
-    return message, at, float(all_reduce(second, torch.ones(1)))
+    yield message, at, float(all_reduce(second, torch.ones(1)))
 
 
 def _failure(group: Group) -> str:
