@@ -156,7 +156,9 @@ def _engine(
     tokenizer: Tokenizer,
     plugged: Mapping[str, LogitsProcessor],
 ) -> Engine:
-    limits = Limits(config.scheduler.max_sequences, config.scheduler.max_waiting)
+    # A tree's nodes lie in other slots than their tokens will, so attention sums them in another order.
+    trees = not config.target.deterministic
+    limits = Limits(config.scheduler.max_sequences, config.scheduler.max_waiting, trees)
     return Engine(
         Parts(
             runner=target.runner,

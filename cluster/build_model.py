@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from cluster.config import EngineConfig
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, ConfigError
 from cluster.kernels.library import open_library
 from cluster.kv.blocks import BlockPool
 from cluster.kv.cache import KVCache
@@ -100,10 +100,22 @@ def use_threads(config: EngineConfig) -> int:
 def load_target(config: EngineConfig, files: ModelFiles, meeting: Meeting | None) -> Model:
     """The target; with a meeting, rank 0 of it."""
     if meeting is None:
-        return load(config, files, config.target.dtype, bits=config.target.bits)
+        model = load(config, files, config.target.dtype, bits=config.target.bits)
+        _check_deterministic(config, model)
+        return model
     part, (info, max_context, blocks) = _load_part(config, files, meeting, 0)
     runner = ShardedRunner(part)
     return Model(runner, _cache(config, info, blocks), info, max_context, runner.close)
+
+
+def _check_deterministic(config: EngineConfig, model: Model) -> None:
+    kept = isinstance(model.runner, TorchRunner) and model.runner.row_invariant
+    if config.target.deterministic and not kept:
+        raise ConfigError(
+            f"target.deterministic: {model.info.name} ({model.info.architecture}) on {model.info.device} is not run by "
+            "kernels that keep it: it takes a CPU, a C++ compiler and a model of the llama, mistral, qwen2 or qwen3 "
+            "family; leave it out, or choose such a model"
+        )
 
 
 def load(

@@ -50,11 +50,25 @@ class TargetConfig(StrictModel):
     model: str = Field("smollm2-135m", description="directory of safetensors, or an alias")
     tokenizer: str | None = Field(None, description="directory of another tokenizer; default: the model's own")
     dtype: DType = Field("auto", description="of the weights; auto: the fastest this device computes well")
+    deterministic: bool = Field(
+        False,
+        description="the same bits whatever else is in the batch, drafts or none: refused where that cannot be kept; "
+        "drafts are chains then",
+    )
     bits: Literal[8, 4] | None = Field(None, description="round the weights to so many bits, on a CPU; default: whole")
     device: Device = Field("auto", description="auto: a GPU where there is one")
     tensor_parallel: Whole = Field(1, ge=1, le=64, description="processes, one a device, among which it is divided")
     max_context: Whole | None = Field(None, ge=16, description="tokens; default: what the model was trained for")
     threads: Whole | None = Field(None, ge=1, description="CPU threads; default: the cores of this process")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.deterministic and self.tensor_parallel > 1:
+            raise ValueError(
+                f"deterministic with tensor_parallel={self.tensor_parallel}: sums over processes do not keep their "
+                "order; choose one of the two"
+            )
+        return self
 
 
 class CacheConfig(StrictModel):

@@ -69,6 +69,11 @@ class TorchRunner:
     def vocab_size(self) -> int:
         return self._info.vocab_size
 
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a chain's logits are the same bits whatever is computed beside it: the fused kernels see to it."""
+        return self._fused is not None
+
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
         """Compute a plan; see runner.py.

@@ -25,10 +25,11 @@ from cluster.tree import LARGEST, first_path, is_chain, kept, renumbered
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_sequences run at once, at most max_waiting wait."""
+    """max_sequences run at once, at most max_waiting wait. trees: whether drafts may be; else they are chains."""
 
     max_sequences: int
     max_waiting: int
+    trees: bool = True
 
 
 @dataclass(slots=True)
@@ -187,7 +188,7 @@ class Scheduler:
 
     def _nodes(self, knobs: Knobs) -> int:
         """How many nodes a sequence's tree may have: a batch shares what one step may verify for nothing."""
-        return min(LARGEST, knobs.tree_nodes // max(1, len(self._running)))
+        return min(LARGEST, knobs.tree_nodes // max(1, len(self._running))) if self._limits.trees else 0
 
     def _drafts(
         self, sequence: Sequence, offer: Offer, knobs: Knobs, room: int
@@ -196,6 +197,9 @@ class Scheduler:
         k = sequence.view(knobs).k
         if offer.parents is None:
             return offer.tokens[: max(0, min(k, room))], None
+        if not self._limits.trees:
+            chain = next((at for at, parent in enumerate(offer.parents) if parent != at - 1), len(offer.parents))
+            return offer.tokens[: max(0, min(k, room, chain))], None
         nodes = kept(offer.parents, max(0, min(max(k, self._nodes(knobs)), room)), k)
         parents = renumbered(offer.parents, nodes)
         return tuple(offer.tokens[node] for node in nodes), None if is_chain(parents) else parents
