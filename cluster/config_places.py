@@ -62,7 +62,8 @@ class DraftPlace(Reservation):
 
     @model_validator(mode="after")
     def _meant(self) -> Self:
-        given = self.model_fields_set - {"place"}
+        fields = type(self).model_fields
+        given = {name for name in fields if name != "place" and getattr(self, name) != fields[name].default}
         if self.place == "local" and given:
             raise ValueError(
                 f"{', '.join(sorted(given))}: only for drafters with a process of their own; set place to dedicated "
