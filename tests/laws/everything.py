@@ -168,7 +168,7 @@ class Witness:
         history = History(view.tokens[: view.prompt_len], sampling, Vocabulary(frozenset({0}), LETTERS))
         history.catch_up(view.tokens)
         logits_PV = torch.stack([self.law_of([*view.tokens, *offer.tokens[:n]]) for n in range(len(offer.tokens))])
-        history.apply(logits_PV, offer.tokens)
+        history.apply(logits_PV, [offer.tokens[:n] for n in range(len(offer.tokens))])
         shape = Shape.of([sampling] * len(offer.tokens))
         wanted = probabilities(shape_logits(logits_PV, shape), shape).numpy()
         for slot, token in enumerate(offer.tokens):

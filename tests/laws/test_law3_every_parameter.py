@@ -71,8 +71,8 @@ def law_after(case: Case, answer: Sequence[int]) -> np.ndarray | None:
     history = History(case.prompt, case.sampling, Vocabulary(EOS, LETTERS), PLUGGED)
     history.extend(answer)
     logits_1V = LAWS([*case.prompt, *answer])[None].clone()
-    history.apply(logits_1V, ())
-    if history.blocked is not None:
+    history.apply(logits_1V, [()])
+    if history.blocked:
         return None
     shape = Shape.of([case.sampling])
     return probabilities(shape_logits(logits_1V, shape), shape)[0].numpy()

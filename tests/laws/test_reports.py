@@ -75,7 +75,7 @@ def test_vllm_18902_penalties_see_each_drafts_own_prefix(counted: str, monkeypat
     if counted == "committed tokens":
         honest = History.apply
         monkeypatch.setattr(
-            History, "apply", lambda self, logits, drafts: [honest(self, row[None], ()) for row in logits]
+            History, "apply", lambda self, logits, paths: [honest(self, row[None], [()]) for row in logits]
         )
     told = run(fake_engine(FakeSetup(VOCAB, knobs=Knobs(k=3, adaptive=False)), flat, [ngram()]), [request])["r"]
     assert told.deltas[-1].statistics.drafted > 0
