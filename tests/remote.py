@@ -115,6 +115,6 @@ def remote(
     """A proposer whose drafting is done by `inner`, each behind a channel of its own."""
     proposer = RemoteProposer(inner[0].name, wait_s=0.0)
     for number, each in enumerate(inner):
-        server = DraftServer(each, strategy(each))
+        server = DraftServer(each, strategy(each), first_round=1 + number * 10**6)
         proposer.attach(pumped(server, faults, seed + number, steps))
     return proposer

@@ -23,7 +23,7 @@ from cluster.draft.candidates import Candidates
 from cluster.messages import DraftLaw, Offer, SequenceView
 from cluster.model.history import History
 from cluster.model.processors import Vocabulary
-from cluster.model.sample import Shape, draw, fresh_seed, noise_key, shape_logits
+from cluster.model.sample import Shape, draw, fresh_seed, gumbel, noise_key, shape_logits
 from cluster.request import LAW_RULES, Sampling
 
 #: Stream of the draws by which drafts are sampled under `ratio` and `block`; the rules read others.
@@ -46,6 +46,8 @@ class Draft:
     ids: list[np.ndarray] = field(default_factory=list)
     probs: list[np.ndarray] = field(default_factory=list)
     stopped: bool = False  # too unsure of the token that would come next, or there is none
+    spread: int = 0  # likely tokens to note at each position, for a lookahead (lookahead.py)
+    ranks: list[tuple[int, ...]] = field(default_factory=list)  # of them, the likeliest first
 
     @property
     def sampled(self) -> bool:
@@ -96,10 +98,15 @@ class Drawing:
         """Draws of law-shipping rows are fresh in every round."""
         self._round += 1
 
-    def begin(self, view: SequenceView) -> Draft:
+    def restart(self, first_round: int) -> None:
+        """Count rounds from here on: two drafters of one sequence must never make the same draws."""
+        self._round = first_round
+
+    def begin(self, view: SequenceView, spread: int = 0) -> Draft:
         """A draft of what follows the view's tokens."""
         most = min(view.k, self._candidates.most)
-        return Draft(view, self._candidates.sampling(view.sampling), self._round, most, self._history(view))
+        sampling = self._candidates.sampling(view.sampling)
+        return Draft(view, sampling, self._round, most, self._history(view), spread=spread)
 
     def close(self, sequence: int) -> None:
         """Forget a sequence. Unknown ids are ignored."""
@@ -154,9 +161,26 @@ def _draw(logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> None:
             _note_law(draft, row_V) if draft.sampled else row_V for draft, row_V in zip(drafts, shaped_BV, strict=True)
         ]
         shaped_BV = torch.stack(cut)
-    tokens = draw(shaped_BV, shape, [draft.key for draft in drafts]).tolist()
+    keys = [draft.key for draft in drafts]
+    for draft, key, row_V in zip(drafts, keys, shaped_BV, strict=True):
+        if draft.spread:
+            draft.ranks.append(_likely(draft, key, row_V))
+    tokens = draw(shaped_BV, shape, keys).tolist()
     for draft, token in zip(drafts, tokens, strict=True):
         draft.take(token)
+
+
+def _likely(draft: Draft, key: int, shaped_V: torch.Tensor) -> tuple[int, ...]:
+    """Tokens the target may well say here, the likeliest first, were the draft's law its own.
+
+    Where it draws with the noise the draft draws with, that noise is known and counts; where it
+    draws with other noise, only the law is known.
+    """
+    noisy = not (draft.sampled or draft.sampling.greedy)
+    scores_V = shaped_V + gumbel([key], len(shaped_V), shaped_V.device)[0] if noisy else shaped_V
+    values, ids = scores_V.topk(min(draft.spread, len(scores_V)))
+    possible = values > float("-inf")
+    return tuple(ids[possible].tolist())
 
 
 def _note_law(draft: Draft, shaped_V: torch.Tensor) -> torch.Tensor:

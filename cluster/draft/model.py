@@ -76,14 +76,38 @@ class ModelProposer:
         self._states[view.id] = _State()
 
     def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:
-        self._round += 1
         self._drawing.start_round()
-        drafts = self._catch_up([self._drawing.begin(view) for view in views if self._fits(view)], knobs)
+        drafts = [draft for view in views if (draft := self._begin(view)) is not None]
         going = drafts
         while going:
-            going = [draft for draft in going if not draft.done and self._grow(draft)]
-            self._extend(going, knobs)
+            # A long prompt is taken one piece a round: its row offers nothing until it is done.
+            going = [draft for draft in self.advance(going, knobs) if draft.tokens]
         return [draft.offer(self.name) for draft in drafts if draft.tokens]
+
+    def begin(self, view: SequenceView, spread: int) -> Draft | None:
+        """A draft to be advanced pass by pass, with draws of its own; None where the context would not hold it.
+
+        `view.tokens` must not change until the sequence is closed. spread: likely tokens noted a position.
+        """
+        self._drawing.start_round()
+        return self._begin(view, spread)
+
+    def advance(self, drafts: Sequence[Draft], knobs: Knobs) -> list[Draft]:
+        """One forward pass: known tokens the cache lacks, or one more draft token, for each; returns who goes on."""
+        self._round += 1
+        keep = {draft.view.id for draft in drafts}
+        going = [draft for draft in drafts if draft.tokens and not draft.done and self._grow(draft)]
+        fresh = [draft for draft in drafts if not draft.tokens and not draft.done]
+        rows, ready = self._catch_up(fresh, knobs, keep)
+        self._advance([*rows, *self._newest(going)], [*ready, *going], knobs)
+        for draft in fresh:
+            if self._cache.holds(draft.view.id):
+                self._cache.commit(draft.view.id, draft.view.tokens, self._states[draft.view.id].agreed)
+        return [draft for draft in (*fresh, *going) if not draft.done]
+
+    def restart_draws(self, first_round: int) -> None:
+        """Draws that no other drafter of the same sequences makes."""
+        self._drawing.restart(first_round)
 
     def settle(self, verdicts: Sequence[Verdict]) -> None:
         """Nothing to undo: the next view shows which drafts stood."""
@@ -104,22 +128,27 @@ class ModelProposer:
     def _fits(self, view: SequenceView) -> bool:
         return len(view.tokens) + min(view.k, self._most) <= self._max_context
 
-    def _catch_up(self, drafts: list[Draft], knobs: Knobs) -> list[Draft]:
-        """Compute known tokens the cache lacks; rows that are up to date get their first draft.
+    def _begin(self, view: SequenceView, spread: int = 0) -> Draft | None:
+        return self._drawing.begin(view, spread) if self._fits(view) else None
 
-        A long prompt is taken in pieces of the token budget, one piece a round, so that it delays
-        nobody; its row offers nothing until it is done.
+    def _catch_up(self, drafts: Sequence[Draft], knobs: Knobs, keep: set[int]) -> tuple[list[PlanRow], list[Draft]]:
+        """Rows of known tokens the cache lacks, and the drafts that will be up to date after them.
+
+        At most the token budget a pass, so that a long prompt delays nobody. A draft that cannot be
+        computed stops.
         """
         rows: list[PlanRow] = []
         ready: list[Draft] = []
         budget = knobs.token_budget
-        keep = {draft.view.id for draft in drafts}
         for draft in drafts:
             view, state = draft.view, self._states[draft.view.id]
             self._sync(view, state)
             end = min(len(view.tokens), state.agreed + budget)
             fresh = tuple(view.tokens[state.agreed : end])
-            if not fresh or max(fresh) >= self._runner.vocab_size or not self._room(view.id, end, keep):
+            if not fresh:
+                continue
+            if max(fresh) >= self._runner.vocab_size or not self._room(view.id, end, keep):
+                draft.stopped = True
                 continue
             budget -= end - state.agreed
             done = end == len(view.tokens)
@@ -128,11 +157,7 @@ class ModelProposer:
             state.agreed = end
             if done:
                 ready.append(draft)
-        self._advance(rows, ready, knobs)
-        for draft in drafts:
-            if self._cache.holds(draft.view.id):
-                self._cache.commit(draft.view.id, draft.view.tokens, self._states[draft.view.id].agreed)
-        return ready
+        return rows, ready
 
     def _sync(self, view: SequenceView, state: _State) -> None:
         """Bring state and block table in line with the tokens the sequence is known to have."""
@@ -158,16 +183,16 @@ class ModelProposer:
         """Reserve the slot of the newest draft token, whose successor is wanted."""
         return self._cache.reserve(draft.view.id, len(self._states[draft.view.id].cached) + 1)
 
-    def _extend(self, drafts: list[Draft], knobs: Knobs) -> None:
-        """One more token for each row."""
+    def _newest(self, drafts: Sequence[Draft]) -> list[PlanRow]:
+        """Rows of each draft's newest token, whose successor is wanted."""
         rows = []
         for draft in drafts:
             newest, cached = draft.tokens[-1], self._states[draft.view.id].cached
             rows.append(PlanRow(draft.view.id, len(cached), (newest,), self._cache.table(draft.view.id), wants=1))
             cached.append(newest)
-        self._advance(rows, drafts, knobs)
+        return rows
 
-    def _advance(self, rows: list[PlanRow], drafts: list[Draft], knobs: Knobs) -> None:
+    def _advance(self, rows: Sequence[PlanRow], drafts: Sequence[Draft], knobs: Knobs) -> None:
         """Run the rows; each of `drafts`, in order, is one row that wants logits."""
         if not rows:
             return

@@ -166,7 +166,7 @@ class RemoteProposer:
                 continue
             known = link.known[view.id]
             fresh = tuple(view.tokens[known:])
-            row = Row(view.id, known, fresh, view.computed_len, view.rule, view.method, view.k, view.room)
+            row = Row(view.id, known, fresh, view.computed_len, view.rule, view.method, view.k, view.room, view.nodes)
             rows.setdefault(link.number, []).append(row)
             link.known[view.id] = mine.length
             if mine.base != mine.length:
@@ -297,8 +297,8 @@ class RemoteProposer:
 
 
 def _cut(offer: Offer, k: int) -> Offer:
-    """At most k tokens of it: a row's k may have fallen since it was shown."""
-    if len(offer.tokens) <= k:
+    """At most k tokens of a chain: a row's k may have fallen since. Trees are cut where they are planned."""
+    if offer.parents is not None or len(offer.tokens) <= k:
         return offer
     law = offer.law
     return replace(offer, tokens=offer.tokens[:k], law=law and DraftLaw(law.ids[:k], law.probs[:k]))

@@ -15,6 +15,7 @@ which tokens are missing is asked for again. A verifier that is lost takes its s
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,7 @@ class Course:
     k: int = 0
     room: int = 0
     attempt: int = 0
+    nodes: int = 0
 
     @property
     def view(self) -> SequenceView:
@@ -68,6 +70,7 @@ class Course:
             k=self.k,
             room=self.room,
             attempt=self.attempt,
+            nodes=self.nodes,
         )
 
     def reply(self, offer: Offer | None) -> None:
@@ -110,8 +113,19 @@ class Strategy(Protocol):
     def closed(self, course: Course) -> None:
         """The sequence is over."""
 
+    def swapped(self) -> None:
+        """The proposer drafts with other weights from now on."""
+
     def work(self, knobs: Knobs) -> bool:
         """Do a little: one round, or one forward pass. False when there is nothing to do."""
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """A proposer that samples, by rounds it counts."""
+
+    def restart_draws(self, first_round: int) -> None:
+        """Count from here on."""
 
 
 @runtime_checkable
@@ -139,6 +153,8 @@ class Sync:
     def closed(self, course: Course) -> None:
         self._asked.pop(course.id, None)
 
+    def swapped(self) -> None: ...
+
     def work(self, knobs: Knobs) -> bool:
         asked, self._asked = self._asked, {}
         if not asked:
@@ -151,9 +167,17 @@ class Sync:
 
 
 class DraftServer:
-    """See the module's docstring. `attach` and `swap` may be called from any thread, the rest from one."""
+    """See the module's docstring. `attach` and `swap` may be called from any thread, the rest from one.
 
-    def __init__(self, proposer: Proposer, strategy: Strategy, version: int = 0) -> None:
+    first_round: of the proposer's draws; random when not given, so that a drafter that takes over from
+    another never repeats a draw that a rule has read.
+    """
+
+    def __init__(
+        self, proposer: Proposer, strategy: Strategy, version: int = 0, first_round: int | None = None
+    ) -> None:
+        if isinstance(proposer, Drawing):
+            proposer.restart_draws(secrets.randbits(60) if first_round is None else first_round)
         self._proposer = proposer
         self._strategy = strategy
         self._version = version
@@ -207,9 +231,9 @@ class DraftServer:
         """Read all that has arrived, draft a little, answer. False when there was nothing to do."""
         self._adopt()
         heard = [self._read(desk) for desk in list(self._desks)]
+        self._flush()  # what is known already does not wait for what is still to be drafted
         worked = self._strategy.work(Knobs(token_budget=self._budget))
-        for desk in list(self._desks):
-            self._flush(desk)
+        self._flush()
         return worked or any(heard)
 
     def close(self) -> None:
@@ -225,6 +249,7 @@ class DraftServer:
             runner, self._version = self._swaps.popleft()
             assert isinstance(self._proposer, Swappable)
             self._proposer.swap(runner)
+            self._strategy.swapped()
         while self._arriving:
             desk = Desk(self._arriving.popleft())
             desk.channel.listen(self._bell)
@@ -281,7 +306,7 @@ class DraftServer:
             course = self._grow(desk, row)
             if course is not None and row.start + len(row.tokens) == len(course.tokens):
                 course.k, course.room, course.computed_len = row.k, row.room, row.computed_len
-                course.rule, course.method = row.rule, row.method
+                course.rule, course.method, course.nodes = row.rule, row.method, row.nodes
                 self._strategy.asked(course)
 
     def _grow(self, desk: Desk, news: Row | Outcome) -> Course | None:
@@ -308,7 +333,11 @@ class DraftServer:
 
     # -- answering ---------------------------------------------------------------------------
 
-    def _flush(self, desk: Desk) -> None:
+    def _flush(self) -> None:
+        for desk in list(self._desks):
+            self._answer(desk)
+
+    def _answer(self, desk: Desk) -> None:
         messages: list[object] = []
         if desk.missing:
             messages.append(Missing(tuple(sorted(desk.missing))))

@@ -52,6 +52,7 @@ class Row:
     method: str | None
     k: int
     room: int
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
+from cluster.draft.lookahead import Lookahead
 from cluster.draft.proposer import Proposer
 from cluster.engine import Engine
 from cluster.messages import Delta, Knobs
@@ -46,6 +47,9 @@ PROPOSERS: Mapping[str, Callable[[FakeSetup, dict[tuple[int, ...], Sequence[int]
     "remote model": lambda setup, answers: [remote(draft_proposer(setup, OTHER_LAWS))],
     "remote models, wild channels": lambda setup, answers: [
         remote(draft_proposer(setup, LAWS), draft_proposer(setup, OTHER_LAWS), faults=WILD)
+    ],
+    "remote model ahead, wild channels": lambda setup, answers: [
+        remote(draft_proposer(setup, OTHER_LAWS), strategy=Lookahead, faults=WILD, steps=3)
     ],
     "remote liar, then lookup": lambda setup, answers: [remote(Liar(VOCAB), faults=WILD, seed=7), ngram()],
     "first of several": lambda setup, answers: [Liar(VOCAB, seed=3), ngram(), draft_proposer(setup, LAWS)],

@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.draft.lookahead import Lookahead, Pearl
 from cluster.draft.proposer import Proposer
+from cluster.draft.server import Sync
 from cluster.request import RuleName
 from tests.fakes import draft_proposer
 from tests.laws.chi_square import LEAST_P
 from tests.laws.test_law3_exact import DRAFT, FULL, PLANTED, SETUP, _Misstating, answers, p_value
-from tests.remote import WILD, Faults, remote
+from tests.remote import WILD, MakeStrategy, remote
 
-COUNT = 600
+COUNT = 300
 
 
 def drafter() -> Proposer:
     return draft_proposer(SETUP, DRAFT, num_blocks=400)
 
 
-@pytest.mark.parametrize("faults", [WILD], ids=["wild"])
+@pytest.mark.parametrize("strategy", [Sync, Lookahead, Pearl])
 @pytest.mark.parametrize("rule", ["ratio", "block"])
-def test_the_law_survives_the_channel(rule: RuleName, faults: Faults) -> None:
-    far = remote(drafter(), faults=faults)
+def test_the_law_survives_the_channel(rule: RuleName, strategy: MakeStrategy) -> None:
+    far = remote(drafter(), faults=WILD, strategy=strategy, steps=6)
     assert p_value(answers(rule, [far], COUNT)) > LEAST_P
     assert far.stats.hits > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", [Lookahead, Pearl])
+@pytest.mark.parametrize("rule", ["ratio", "block", "coupled"])
+def test_the_law_survives_looking_ahead(rule: RuleName, strategy: MakeStrategy) -> None:
+    assert p_value(answers(rule, [remote(drafter(), strategy=strategy)], FULL)) > LEAST_P
 
 
 @pytest.mark.soak

@@ -45,7 +45,7 @@ def laws(draw: st.DrawFn) -> DraftLaw:
     return DraftLaw(random.integers(0, 99, (k, m)), random.random((k, m)))
 
 
-offers = st.builds(Offer, ids, ids, tokens, st.none() | laws(), st.text(max_size=8), ids)
+offers = st.builds(Offer, ids, ids, tokens, st.none() | laws(), st.text(max_size=8), ids, st.none() | tokens)
 rows = st.builds(
     Row,
     ids,
@@ -55,6 +55,7 @@ rows = st.builds(
     st.sampled_from(("coupled", "ratio", "block", "threshold", "typical")),
     st.none() | st.text(max_size=5),
     st.integers(0, 64),
+    ids,
     ids,
 )
 messages = st.one_of(
