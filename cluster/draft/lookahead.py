@@ -50,8 +50,11 @@ _FIRST_ALPHA, _FIRST_WEIGHT = 0.7, 8.0
 class Foreseeing(Proposer, Protocol):
     """A proposer that drafts pass by pass and tells which tokens were likely at each position."""
 
-    def begin(self, view: SequenceView, spread: int) -> Draft | None:
-        """A draft with draws of its own. `view.tokens` stays as it is until the sequence is closed."""
+    def begin(self, view: SequenceView, spread: int, like: int | None = None) -> Draft | None:
+        """A draft with draws of its own. `view.tokens` stays as it is until the sequence is closed.
+
+        like: another sequence, all of whose tokens begin this one's.
+        """
 
     def advance(self, drafts: Sequence[Draft], knobs: Knobs) -> list[Draft]:
         """One forward pass for all of them; returns those that go on."""
@@ -320,16 +323,20 @@ class Lookahead:
         main, flight, k = state.main, state.flight, state.course.k
         if main is None or state.wanted or k < 1 or len(state.planned) > len(flight):
             return
+        fresh = {
+            n: likely
+            for n in range(len(flight) + 1)
+            if n not in state.planned and (likely := main.likely(state.known + n))
+        }
+        if not fresh:
+            return
+        state.planned.update(fresh)
         depth = self._depth(k)
         widths = self._guessing.widths(self._stood / self._tried, len(flight), self._share(depth, k))
-        for n, width in enumerate(widths):
-            likely = main.likely(state.known + n)
-            if n in state.planned or likely is None:
-                continue
-            state.planned.add(n)
+        for n, likely in fresh.items():
             # What was drafted cannot take its own place; where nothing was, the main path goes on with it.
             drafted = flight[n : n + 1] or (main.rest(state.known)[:1] if not flight else ())
-            guesses = [token for token in likely if token not in drafted][:width]
+            guesses = [token for token in likely if token not in drafted][: widths[n]]
             for token in guesses:
                 self._begin(state, (*flight[:n], token), depth + 1)
 
@@ -339,7 +346,9 @@ class Lookahead:
         tokens = [*course.tokens, *guess]
         view = replace(course.view, id=next(self._ids), tokens=tokens, k=length)
         self._proposer.open(view)
-        draft = self._proposer.begin(view, self._budget + 1)
+        main = state.main
+        like = main.draft.view.id if main is not None and len(main.draft.view.tokens) <= state.known else None
+        draft = self._proposer.begin(view, self._budget + 1, like)
         if draft is None:
             self._proposer.close(view.id)
             return None

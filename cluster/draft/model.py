@@ -84,12 +84,16 @@ class ModelProposer:
             going = [draft for draft in self.advance(going, knobs) if draft.tokens]
         return [draft.offer(self.name) for draft in drafts if draft.tokens]
 
-    def begin(self, view: SequenceView, spread: int) -> Draft | None:
+    def begin(self, view: SequenceView, spread: int, like: int | None = None) -> Draft | None:
         """A draft to be advanced pass by pass, with draws of its own; None where the context would not hold it.
 
         `view.tokens` must not change until the sequence is closed. spread: likely tokens noted a position.
+        like: another sequence, all of whose tokens begin this one's: what is cached of it need not be looked up.
         """
         self._drawing.start_round()
+        if like is not None and self._cache.holds(like):
+            agreed = self._cache.fork(view.id, like, len(view.tokens))
+            self._states[view.id] = _State(list(view.tokens[:agreed]), agreed)
         return self._begin(view, spread)
 
     def advance(self, drafts: Sequence[Draft], knobs: Knobs) -> list[Draft]:

@@ -71,6 +71,17 @@ class KVCache:
         self._tables[sequence] = _Table(blocks, keys, root)
         return len(blocks) * self.block_tokens
 
+    def fork(self, sequence: int, other: int, length: int) -> int:
+        """As `open` of `length` tokens, with which all of another sequence's begin: its blocks are not looked up."""
+        if sequence in self._tables:
+            raise BrokenInvariant(f"sequence {sequence} already has a block table")
+        table = self._tables[other]
+        shared = min(len(table.keys), (length - 1) // self.block_tokens)
+        for block in table.blocks[:shared]:
+            self._pool.share(block)
+        self._tables[sequence] = _Table(table.blocks[:shared], table.keys[:shared], table.root)
+        return shared * self.block_tokens
+
     def reserve(self, sequence: int, length: int) -> bool:
         """Make the table cover `length` tokens; False, and no change, when blocks are short."""
         table = self._tables[sequence]

@@ -41,6 +41,21 @@ def test_a_hit_is_always_shorter_than_the_tokens(length: int, found: int) -> Non
     assert kv.open(1, (*PROMPT, 77, 78)[:length], "") == found
 
 
+@pytest.mark.parametrize("length", [10, 11, 30])
+def test_a_fork_holds_what_looking_up_would_find(length: int) -> None:
+    kv = cache()
+    computed(kv, 0, PROMPT)
+    longer = (*PROMPT, *range(100, 100 + length - len(PROMPT)))
+    assert kv.fork(1, 0, length) == kv.open(2, longer, "") == 8
+    assert kv.table(1) == kv.table(2) == kv.table(0)[:2]
+    kv.check()
+    kv.release(0)
+    kv.release(2)
+    assert computed(kv, 3, PROMPT) == 8
+    with pytest.raises(BrokenInvariant):
+        kv.fork(1, 3, 10)
+
+
 def test_a_different_block_ends_the_hit() -> None:
     kv = cache()
     computed(kv, 0, PROMPT)
