@@ -20,7 +20,7 @@ from cluster.draft.proposer import Proposer
 from cluster.draft.recycling import RecyclingProposer
 from cluster.draft.seq2seq import Seq2SeqProposer
 from cluster.draft.suffix.proposer import SuffixProposer
-from cluster.draft.suffix.trie import Limits, Wish
+from cluster.draft.suffix.trie import Limits, Mode, Wish
 from cluster.draft.translate import TranslatedProposer, TranslatedSeq2Seq
 from cluster.model.processors import Vocabulary
 from cluster.text.tokenizer import Tokenizer
@@ -123,14 +123,16 @@ def seq2seq(around: Around) -> Proposer:
     return Seq2SeqProposer(model, 3, vocabulary=around.vocabulary)  # type: ignore[arg-type]
 
 
-def suffix(around: Around) -> Proposer:
-    return SuffixProposer(Wish(limit=8), Limits(8, 400, 20), Limits(8, 400, 1))
+def suffix(mode: Mode) -> Proposer:
+    return SuffixProposer(Wish(limit=8, mode=mode), Limits(8, 400, 20), Limits(8, 400, 1))
 
 
 KINDS: Mapping[str, Callable[[Around], Proposer]] = {
     "ngram": lambda around: ngram(),
-    "suffix": suffix,
+    "suffix": lambda around: suffix("path"),
+    "suffix, trees": lambda around: suffix("tree"),
     "recycling": lambda around: RecyclingProposer(60),
+    "recycling, trees": lambda around: RecyclingProposer(60, successors=3),
     "model, near": lambda around: drafting(around, around.near),
     "model, far": lambda around: drafting(around, around.far),
     "model, few blocks": lambda around: drafting(around, around.near, blocks=max(2, around.setup.num_blocks // 2)),

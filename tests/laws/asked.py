@@ -105,5 +105,6 @@ every_knobs = st.builds(
     rule=st.sampled_from((*("coupled",) * 5, *get_args(RuleName))),
     token_budget=st.integers(1, 24),
     adaptive=st.booleans(),
+    tree_nodes=st.sampled_from((16, 16, 6, 0)),
     max_retries=st.integers(3, 8),
 )

@@ -179,6 +179,8 @@ class Witness:
         self.seen += 1
 
 
+#: Kinds that may offer trees.
+TREES = frozenset({"suffix, trees", "recycling, trees", "liar"})
 #: Kinds whose drafts are drawn from the request's own law over these logits.
 DRAWN_FROM: Mapping[str, LawOf] = {
     "model, near": LAWS,
@@ -260,7 +262,7 @@ def check(case: Case, tally: Tally | None = None) -> None:
         if exact:
             as_alone(answer, twin, gone)
         keeps_its_word(request, answer, gone)
-        adds_up(request, answer)
+        adds_up(request, answer, not TREES.isdisjoint(case.kinds))
 
 
 def as_alone(answer: Answer, twin: Answer, gone: bool) -> None:
@@ -279,7 +281,7 @@ def prompt_logprobs(answer: Answer) -> list:
     return [entry for delta in answer.deltas for entry in delta.prompt_logprobs]
 
 
-def adds_up(request: Request, answer: Answer) -> None:
+def adds_up(request: Request, answer: Answer, trees: bool) -> None:
     """Statistics: by position and by proposer they are the totals; the rule is the one asked for, labelled if lossy."""
     if not answer.deltas:
         return
@@ -287,7 +289,9 @@ def adds_up(request: Request, answer: Answer) -> None:
     if rule is not None:
         assert (last.rule, last.lossy) == (rule, not RULES[rule].exact)
     assert last.output_tokens == len(answer.tokens)
-    assert sum(last.drafted_by_position) == last.drafted == sum(count.drafted for count in last.by_source)
+    assert sum(count.drafted for count in last.by_source) == last.drafted
+    # A tree is counted once at each depth it has.
+    assert sum(last.drafted_by_position) == last.drafted or (trees and sum(last.drafted_by_position) < last.drafted)
     assert sum(last.accepted_by_position) == last.accepted == sum(count.accepted for count in last.by_source)
     assert last.lossy or RULES[last.rule].exact
 

@@ -53,7 +53,7 @@ def test_all_of_it_at_once(kind: str) -> None:
 def test_thousands_of_cases(kind: str) -> None:
     tally = hold(kind, 400)
     logging.getLogger(__name__).info("%s: %s", kind, tally)
-    assert min(tally.compared, tally.accepted, tally.preempted, tally.aborted) > 50, tally
+    assert min(tally.compared, tally.accepted, tally.preempted, tally.aborted) > 20, tally
     assert tally.rules == set(get_args(RuleName)), tally
 
 
