@@ -6,7 +6,6 @@ Refuses to know: what a rank computes.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -17,15 +16,14 @@ from cluster.build_model import Meeting, assemble_shard
 from cluster.config import EngineConfig
 from cluster.errors import OutriderError, PeerLost
 from cluster.parallel.groups import Rendezvous
+from deploy.reaper import Reaper
 
 _END_S = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 class Followers:
     """Context manager: inside it, ranks 1.. of the target come to `meeting`; rank 0 is this process's to assemble.
 
-    Enter it on the main thread: the system ends the processes when the thread that started them ends.
     Close the engine before leaving: ranks that nobody sent home are killed after a moment.
     """
 
@@ -41,12 +39,19 @@ class Followers:
         self._processes = []
         for rank in range(1, ranks):
             here, there = context.Pipe(duplex=False)
-            arguments = (self.config, Meeting(self._rendezvous.endpoint), rank, os.getpid(), there)
+            arguments = (self.config, Meeting(self._rendezvous.endpoint), rank, there)
             process = context.Process(target=_follow, args=arguments, name=f"rank {rank}", daemon=True)
             process.start()
             there.close()
             self._reports.append(here)
             self._processes.append(process)
+        self._reaper = Reaper()
+        self._reaper.note(self.pids)  # a rank that has not met anybody yet would not notice that this process is gone
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, ..."""
+        return [process.pid for process in self._processes if process.pid is not None]
 
     def _watch(self) -> None:
         for process, report in zip(self._processes, self._reports, strict=True):
@@ -68,14 +73,13 @@ class Followers:
                 process.join(_END_S)
             process.kill()
             process.join(_END_S)
+        self._reaper.note(())
+        self._reaper.close()
         self._rendezvous.close()
 
 
-def _follow(config: EngineConfig, meeting: Meeting, rank: int, parent: int, report: Connection) -> None:
+def _follow(config: EngineConfig, meeting: Meeting, rank: int, report: Connection) -> None:
     """The life of one rank."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the system could be asked to watch it
-        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0
     try:
         assemble_shard(config, meeting, rank).follow()

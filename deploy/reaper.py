@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 Process = tuple[int, int]  # process id, start time in clock ticks since boot
@@ -35,9 +36,10 @@ class Reaper:
             start_new_session=True,
         )
 
-    def note(self) -> None:
-        """Tell the reaper which processes descend from this one now."""
-        names = " ".join(f"{pid}:{start}" for pid, start in descendants(os.getpid()) if pid != self._child.pid)
+    def note(self, only: Collection[int] | None = None) -> None:
+        """Tell the reaper which processes descend from this one now; with `only`, which of these."""
+        found = [(pid, start) for pid, start in descendants(os.getpid()) if pid != self._child.pid]
+        names = " ".join(f"{pid}:{start}" for pid, start in found if only is None or pid in only)
         stdin = self._child.stdin
         if stdin is not None:
             with contextlib.suppress(OSError):  # somebody killed the reaper: nothing hangs on it
