@@ -23,6 +23,7 @@ from cluster.config_drafts import (
     TranslatedDraft,
 )
 from cluster.draft.candidates import Candidates
+from cluster.draft.lookahead import Lookahead, Pearl
 from cluster.draft.model import ModelProposer, QuantizedProposer
 from cluster.draft.ngram import NgramProposer
 from cluster.draft.proposer import Proposer
@@ -45,7 +46,11 @@ from cluster.text.tokenizer import Tokenizer
 Progress = Callable[[str], None]
 
 #: When a drafter drafts, by `drafts[].drafter.mode`.
-_STRATEGIES: Mapping[str, Callable[[Proposer], Strategy]] = {"sync": Sync}
+_STRATEGIES: Mapping[str, Callable[[Proposer], Strategy]] = {
+    "sync": Sync,
+    "lookahead": Lookahead,
+    "pearl": Pearl,
+}
 
 
 def silent(message: str) -> None:

@@ -55,7 +55,11 @@ class DraftPlace(Reservation):
     replicas: Whole = Field(1, ge=1, le=16, description="drafters an engine uses at a time")
     device: Device = Field("auto", description="auto: a GPU where the target has one")
     threads: Whole | None = Field(None, ge=1, description="CPU threads; default: a share of the node's cores")
-    mode: Literal["sync"] = Field("sync", description="sync: drafts when asked")
+    mode: Literal["sync", "lookahead", "pearl"] = Field(
+        "sync",
+        description="sync: drafts when asked; lookahead: drafts what may follow while the target verifies; pearl: the "
+        "same for one outcome, everything accepted. The last two for kinds model and quantized",
+    )
     wait_ms: float = Field(
         50.0, ge=0.0, le=60_000.0, description="longest a step waits for drafts; later ones are dropped"
     )
