@@ -1,118 +1,154 @@
-"""Starts actors where they belong and waits until they can work.
+"""Starts the processes of an engine where they belong, waits until they can work, and ends them together.
 
 Knows: Ray's ways of placing, naming and watching actors.
-Refuses to know: what the actors compute. The only file that turns a class into an actor.
+Refuses to know: what the actors compute, and who sits where (cluster/parallel/topology.py). The only file
+that turns a class into an actor.
+
+    Crew   one placement group, all or nothing
+             verifier = target 0     shards = target 1..     drafters, each with a keeper (supervisor.py)
+
+All of them are owned by whoever starts the crew, and so is the group: they end with it, however it ends.
+A drafter that dies is replaced where it sat, while the engine goes on. A shard that dies ends the engine's
+loop within milliseconds; the verifier is then unwell, its owner ends, and the crew is replaced as a whole.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.loop import Phase
-from actors.verifier import Verifier
+from actors.asking import ASK_S, ask, wait_ready
+from actors.drafter import Drafter
+from actors.lead import VerifierProcess
+from actors.shard import Shard
+from actors.supervisor import Keeper
 from cluster.config import EngineConfig
-from cluster.errors import OutriderError, PeerLost
+from cluster.errors import CapacityError
+from cluster.parallel.topology import Node, Placement, Role, Seat, plan, seated, shortage, told
 
-Answer = TypeVar("Answer")
+Report = Callable[[str], None]
 
 #: Named actors of this prefix are verifiers; whoever waits for one can ask it for its progress.
 VERIFIER_PREFIX = "outrider-verifier-"
-#: Longest from "start the process" to "the engine stands": a first start may convert a model.
-START_S = 900.0
-#: How often the launcher looks, in seconds.
-POLL_S = 0.2
-#: Longest one question to a live actor may take while its engine is being built (loading holds the GIL).
-ASK_S = 60.0
 
 
-class VerifierProcess(Verifier):
-    """A verifier that has a process to itself."""
+@dataclass(slots=True)
+class Crew:
+    """The processes of one engine. Keep it as long as the engine is to live."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        # Ray limits an actor to as many OpenMP threads as it has CPUs reserved; the target wants the
-        # cores of this process. Said before torch is imported, which is when it is read.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ["OMP_NUM_THREADS"] = str(config.target.threads or cores)
-        super().__init__(config)
+    verifier: Any
+    group: PlacementGroup
+    shards: list[Any] = field(default_factory=list)
+    keepers: list[Keeper] = field(default_factory=list)
+
+    @staticmethod
+    async def start(config: EngineConfig, name: str, report: Report) -> Crew:
+        """Start an engine's processes; returns when all of them can work.
+
+        name: of the verifier among Ray's actors. Raises CapacityError when there is no room within
+        `placement.wait_s`, and what building any of them raised.
+        """
+        group, placement = await make_room(config, name, report)
+        crew: Crew | None = None
+        try:
+            seats = list(enumerate(placement.seats))
+            crew = Crew(_actor(VerifierProcess, group, 0, seats[0][1], VERIFIER_PREFIX + name, config), group)
+            for number, seat in seats[1:]:
+                if seat.role is Role.TARGET:
+                    crew.shards.append(_actor(Shard, group, number, seat, "", config))
+                else:
+                    crew.keepers.append(_keeper(crew.verifier, seats[0][1], config, group, number, seat))
+            await crew._wait_ready(report)
+        except BaseException:
+            if crew is None:
+                remove_placement_group(group)
+            else:
+                crew.end()
+            raise
+        return crew
+
+    async def _wait_ready(self, report: Report) -> None:
+        if self.shards:
+            place = await ask(self.verifier.meeting.remote(), ASK_S)
+            await asyncio.gather(*(ask(shard.follow.remote(place), ASK_S) for shard in self.shards))
+        standing = [asyncio.ensure_future(wait_ready(self.verifier, report))]
+        for rank, shard in enumerate(self.shards, start=1):
+            standing.append(asyncio.ensure_future(wait_ready(shard, _silent, what=f"rank {rank} of the target")))
+        standing.extend(asyncio.ensure_future(keeper.stand(report)) for keeper in self.keepers)
+        try:
+            await asyncio.gather(*standing)  # the first that fails says why
+        finally:
+            for each in standing:
+                each.cancel()
+        await asyncio.gather(*(keeper.start() for keeper in self.keepers))
+
+    def end(self) -> None:
+        """Kill every process and give the room back."""
+        for keeper in self.keepers:
+            keeper.end()
+        for actor in (*self.shards, self.verifier):
+            ray.kill(actor)
+        remove_placement_group(self.group)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an actor goes: a bundle of a placement group, or anywhere with room when `group` is None."""
+async def make_room(config: EngineConfig, name: str, report: Report) -> tuple[PlacementGroup, Placement]:
+    """A placement group with a bundle for every seat of an engine. Raises CapacityError with the numbers."""
+    nodes = await asyncio.to_thread(cluster_nodes)
+    placement = plan(config, nodes)
+    wait_s = config.placement.wait_s
+    report(f"waiting for room for {len(placement.seats)} processes")
+    group = placement_group(placement.bundles, strategy=placement.strategy, name=f"outrider-{name}")
+    if not await asyncio.to_thread(group.wait, wait_s):
+        free = told(await asyncio.to_thread(ray.available_resources), placement.total)
+        nodes = await asyncio.to_thread(cluster_nodes)
+        remove_placement_group(group)
+        refused = shortage(placement, nodes)
+        raise CapacityError(f"{refused}\nwaited {wait_s:.0f} s; free at the end, all nodes together: {free}")
+    by_name = {node.name: node for node in await asyncio.to_thread(cluster_nodes)}
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    return group, seated(placement, [by_name[placed[number]] for number in range(len(placement.seats))])
 
-    group: PlacementGroup | None = None
-    bundle: int = 0
 
-    def options(self) -> dict[str, Any]:
-        if self.group is None:
-            return {}
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, self.bundle)}
+def cluster_nodes() -> list[Node]:
+    """The living nodes, as Ray reports them."""
+    return [
+        Node(entry["NodeID"], entry["Resources"], entry["NodeManagerAddress"])
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
 
 
-def start_verifier(config: EngineConfig, place: Place, cpus: float, gpus: float, name: str) -> Any:
-    """Start the actor; returns its handle at once. It ends with whoever holds the handle.
+def _keeper(verifier: Any, lead: Seat, config: EngineConfig, group: PlacementGroup, number: int, seat: Seat) -> Keeper:
+    whole_gpus = all(each.kind.backend == "nccl" and each.bundle["GPU"] == 1 for each in (lead, seat))
+    backend = "nccl" if whole_gpus else "gloo"  # two ranks of NCCL cannot share a card
+    return Keeper(lambda: _actor(Drafter, group, number, seat, "", config), verifier, seat.index, backend)
 
-    It is never restarted in place: an engine without its requests is of no use, so its owner is
-    replaced as a whole.
+
+def _actor(kind: type, group: PlacementGroup, number: int, seat: Seat, name: str, config: EngineConfig) -> Any:
+    """Start an actor in its bundle; returns its handle at once. It ends with whoever holds the handle.
+
+    It is never restarted by Ray: an engine without its requests is of no use, and a drafter has to be
+    paired anew.
     """
-    actor = ray.remote(VerifierProcess)
-    return actor.options(
-        num_cpus=cpus,
-        num_gpus=gpus,
-        name=VERIFIER_PREFIX + name,
-        max_restarts=0,
-        max_concurrency=10_000,
-        **place.options(),
-    ).remote(config)
+    return (
+        ray.remote(kind)
+        .options(
+            num_cpus=seat.bundle["CPU"],
+            num_gpus=seat.bundle.get("GPU", 0),
+            name=name or None,
+            max_restarts=0,
+            max_concurrency=10_000,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
+        )
+        .remote(config, seat)
+    )
 
 
-async def wait_ready(verifier: Any, report: Callable[[str], None], deadline_s: float = START_S) -> None:
-    """Return when the engine stands; raises what building it raised, or PeerLost at the deadline."""
-    began, last = time.monotonic(), ""
-    while True:
-        now = await ask(verifier.progress.remote(), ASK_S)
-        if now.news != last:
-            last = now.news
-            report(f"{time.monotonic() - began:6.1f} s  {last}")
-        if now.phase is Phase.RUNNING:
-            return
-        if now.phase is not Phase.BUILDING:
-            raise now.error or PeerLost("the engine stopped while it was being built")
-        if time.monotonic() - began > deadline_s:
-            raise PeerLost(f"the engine was not ready after {deadline_s:.0f} s; it was at: {last or 'the very start'}")
-        await asyncio.sleep(POLL_S)
-
-
-async def ask(answer: Awaitable[Answer], deadline_s: float) -> Answer:
-    """Await an actor's answer with a deadline, with errors as Outrider's own."""
-    try:
-        return await asyncio.wait_for(asyncio.ensure_future(_plain(answer)), deadline_s)
-    except TimeoutError:
-        raise PeerLost(f"the engine process did not answer within {deadline_s:.0f} s") from None
-    except ray.exceptions.RayError as error:
-        raise translate(error) from error
-
-
-def translate(error: BaseException) -> BaseException:
-    """What a Ray error says about us: the OutriderError inside it, PeerLost for a death, else itself."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, OutriderError):
-        return cause
-    if isinstance(error, OutriderError):
-        return error
-    if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.OwnerDiedError):
-        return PeerLost("the engine process died; it is being replaced, try again")
-    return error
-
-
-async def _plain(answer: Awaitable[Answer]) -> Answer:
-    return await answer  # an ObjectRef is awaitable but no coroutine
+def _silent(line: str) -> None:
+    """Rank 0 speaks for all."""

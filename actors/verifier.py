@@ -232,11 +232,17 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 
 
 def assemble(config: EngineConfig, report: Callable[[str], None]) -> tuple[Steppable, Standing]:
-    """The real engine. Imported here so that a test's process needs no tensor library."""
+    """The real engine in this process alone. Imported here so that a test's process needs no tensor library."""
     from cluster.build import assemble as assemble_engine
-    from cluster.model.load import locate
 
     assembly = assemble_engine(config, report)
+    return assembly.engine, standing_of(config, assembly)
+
+
+def standing_of(config: EngineConfig, assembly: Any) -> Standing:
+    """What an assembly (cluster/build.py) serves."""
+    from cluster.model.load import locate
+
     directory = locate(config.target.tokenizer or config.target.model).directory
     resolved = assembly.resolved
-    return assembly.engine, Standing(resolved.model, str(directory), resolved.max_context, tuple(resolved.lines()))
+    return Standing(resolved.model, str(directory), resolved.max_context, tuple(resolved.lines()))

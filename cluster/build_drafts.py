@@ -84,27 +84,25 @@ def open_drafts(site: Site) -> tuple[list[Proposer], dict[int, RemoteProposer]]:
     return proposers, remote
 
 
-def assemble_drafter(
-    config: EngineConfig, index: int, device: str = "auto", progress: Progress = silent
-) -> DraftServer:
+def assemble_drafter(config: EngineConfig, index: int, progress: Progress = silent) -> DraftServer:
     """What drafts in a process of its own for position `index` of `drafts`: attach verifiers, and run it.
 
-    config: the engine's. device: of this process. Sets torch's thread count for it.
+    config: the engine's, with the device and threads of this process as the target's. Sets torch's thread count.
     Raises ConfigError, ModelError and its kinds, CapacityError.
     """
     draft = config.drafts[index]
     if not isinstance(draft, DraftingConfig):
         raise BrokenInvariant(f"drafts.{index} is of kind {draft.kind}, which has no model to give a process to")
     target = config.target
-    here = {"device": device, "threads": draft.drafter.threads, "tensor_parallel": 1}
-    config = config.model_copy(update={"target": target.model_copy(update=here)})
+    config = config.model_copy(update={"target": target.model_copy(update={"tensor_parallel": 1})})
+    device = resolve_device(target.device)
     use_threads(config)
-    if resolve_device(device).type == "cpu":
+    if device.type == "cpu":
         open_library(lambda: progress("compiling kernels"))
     files = locate(target.model, progress)
     facts = read_config(files)
     tokenizer = Tokenizer.load((files if target.tokenizer is None else locate(target.tokenizer)).directory)
-    dtype = str(resolve_dtype(target.dtype, resolve_device(device), facts.dtype)).removeprefix("torch.")
+    dtype = str(resolve_dtype(target.dtype, device, facts.dtype)).removeprefix("torch.")
     proposer = make_proposer(draft, Site(config, tokenizer, facts.vocab_size, dtype, None, progress))
     return DraftServer(proposer, _STRATEGIES[draft.drafter.mode](proposer))
 

@@ -4,7 +4,7 @@ Knows: deployments, their resources, and what travels between them.
 Refuses to know: HTTP bodies (openai) and how an engine works (actors, cluster).
 
     proxy --> Ingress (FastAPI) --handle--> Engine replica --actor calls--> verifier
-                                            owns a placement group: [replica, verifier]
+                                            owns a placement group: [verifier, shards, drafters]
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
 
-from actors.launch import ASK_S, Place, ask, start_verifier, translate, wait_ready
+from actors.asking import ASK_S, ask, translate
+from actors.launch import Crew
 from cluster.config import Config, parse, parse_knobs
 from cluster.errors import OutriderError
 from cluster.messages import Delta, TokenLogprob
@@ -39,7 +39,7 @@ from deploy.transport import translate as translate_serve
 from deploy.words import put_in_ids
 
 #: CPUs reserved for the processes that only pass messages on. Fractions: all must fit on two cores.
-INGRESS_CPUS, REPLICA_CPUS, VERIFIER_CPUS = 0.1, 0.1, 1.0
+INGRESS_CPUS, REPLICA_CPUS = 0.1, 0.1
 #: Longest the verifier may take to say that it is well, in seconds.
 HEALTH_S = 10.0
 #: Between finding the engine lost and ending the replica: time for its streams to say so.
@@ -61,14 +61,10 @@ def build(args: dict[str, Any]) -> serve.Application:
 def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> serve.Application:
     """The application. overrides: options by deployment name, as under `deployments` of a Serve config."""
     limit = config.scheduler.max_sequences + config.scheduler.max_waiting
-    gpus = _gpus(config)
-    verifier = {"CPU": VERIFIER_CPUS} | ({"GPU": gpus} if gpus else {})
     engine = serve.deployment(
         name="Engine",
         max_ongoing_requests=limit + 8,  # the engine's own queue is the one that says no
         ray_actor_options={"num_cpus": REPLICA_CPUS},
-        placement_group_bundles=[{"CPU": REPLICA_CPUS}, verifier],
-        placement_group_strategy="STRICT_PACK",
         health_check_period_s=1,
         health_check_timeout_s=HEALTH_S + 5,
         graceful_shutdown_timeout_s=10,
@@ -80,19 +76,12 @@ def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> s
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         graceful_shutdown_timeout_s=10,
     )(serve.ingress()(Ingress)).options(**overrides.get("Ingress", {}))
-    return ingress.bind(engine.bind(config, gpus), served_name(config), config.serving.max_tokens)
+    return ingress.bind(engine.bind(config), served_name(config), config.serving.max_tokens)
 
 
 def served_name(config: Config) -> str:
     """The model's id in the API."""
     return config.serving.name or Path(config.target.model).expanduser().name
-
-
-def _gpus(config: Config) -> int:
-    """GPUs to reserve: an actor sees none it has not reserved. "auto" takes one where the cluster has one."""
-    if config.target.device == "auto":
-        return 1 if ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1 else 0
-    return 1 if config.target.device == "cuda" else 0
 
 
 class Ingress:
@@ -123,18 +112,12 @@ class Ingress:
 class EngineReplica:
     """Thin: turns asks into requests and deltas into pieces; the engine is the verifier's."""
 
-    async def __init__(self, config: Config, gpus: int) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._created = int(time.time())
-        group = ray.util.get_current_placement_group()
-        self._verifier = start_verifier(
-            config,
-            Place(group, bundle=1),
-            cpus=VERIFIER_CPUS,
-            gpus=gpus,
-            name=serve.get_replica_context().replica_id.unique_id,
-        )
-        await wait_ready(self._verifier, _log.info)
+        name = serve.get_replica_context().replica_id.unique_id
+        self._crew = await Crew.start(config, name, _log.info)
+        self._verifier = self._crew.verifier
         self._standing = await ask(self._verifier.info.remote(), ASK_S)
         self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(self._standing.tokenizer))
 

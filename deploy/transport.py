@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from actors import launch
+from actors import asking
 from cluster.errors import EngineStopped, Overloaded, PeerLost
 from deploy.asks import Ask, Card, Piece
 
@@ -23,7 +23,7 @@ ASK_S = 10.0
 
 def translate(error: BaseException) -> BaseException:
     """The error of ours that `error` tells of, or `error` itself."""
-    error = launch.translate(error)
+    error = asking.translate(error)
     if isinstance(error, BackPressureError):
         return Overloaded("too many requests are waiting; try again later")
     if isinstance(error, DeploymentUnavailableError | ReplicaUnavailableError):
@@ -59,7 +59,7 @@ class EngineHandle:
 
     async def _ask(self, response: Any) -> Any:
         try:
-            return await launch.ask(response, ASK_S)
+            return await asking.ask(response, ASK_S)
         except RayError as error:
             raise translate(error) from error
         except PeerLost:

@@ -21,7 +21,7 @@ class DeviceKind:
     """name: torch's. resource: Ray's name for it; None for what every process has.
 
     backend: of `groups.join`, for tensors on it.
-    settings: environment of every process on such a device, unless the environment or the configuration says else.
+    settings: environment of every process on such a device, unless the machine or the configuration says else.
     numa_node: the NUMA node of the first device this process sees, None where there is none or nobody knows;
     reads below the given directory, SYSTEM by default.
     """
@@ -31,6 +31,9 @@ class DeviceKind:
     backend: str
     settings: Mapping[str, str]
     numa_node: Callable[[Path], int | None]
+
+    def __reduce__(self) -> tuple[Callable[[str], DeviceKind], tuple[str]]:
+        return kind_of, (self.name,)  # travels by name: the other process knows it too
 
 
 def kind_of(name: str) -> DeviceKind:

@@ -37,10 +37,11 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine. resources: amounts by Ray's names, memory in bytes."""
+    """One machine. resources: amounts by Ray's names, memory in bytes. address: where others reach it."""
 
     name: str
     resources: Mapping[str, float]
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Seat:
 
     index: the rank of a target, or the draft's position in `drafts`; copy: which of a draft's replicas.
     turn, sharers: it is the turn-th of so many processes of its engine that compute on their node's cores.
-    environment: set before any library reads it.
+    environment: of the process, as configured, over what its kind of device wants.
+    address: of its node.
     """
 
     role: Role
@@ -62,6 +64,7 @@ class Seat:
     sharers: int = 1
     pin: bool = True
     threads: int | None = None
+    address: str = "127.0.0.1"
 
     def __str__(self) -> str:
         who = f"target rank {self.index}" if self.role is Role.TARGET else f"drafter {self.copy} of drafts.{self.index}"
@@ -79,6 +82,11 @@ class Placement:
     def bundles(self) -> list[dict[str, float]]:
         return [dict(seat.bundle) for seat in self.seats]
 
+    @property
+    def total(self) -> dict[str, float]:
+        """What all seats set aside together."""
+        return _sum(self.bundles)
+
 
 def plan(config: EngineConfig, nodes: Sequence[Node]) -> Placement:
     """The seats of an engine. A device left to "auto" is a GPU where the nodes have as many as the target needs."""
@@ -89,7 +97,7 @@ def plan(config: EngineConfig, nodes: Sequence[Node]) -> Placement:
         0,
         kind,
         _bundle(own, kind),
-        {**kind.settings, **own.environment},
+        own.environment,
         pin=own.pin,
         threads=config.target.threads,
     )
@@ -109,7 +117,7 @@ def drafter_seat(config: EngineConfig, index: int, place: DraftPlace, target: De
         index,
         kind,
         _bundle(place, kind),
-        {**kind.settings, **config.placement.environment},
+        config.placement.environment,
         pin=config.placement.pin,
         threads=place.threads,
     )
@@ -124,13 +132,13 @@ def target_kind(config: EngineConfig, nodes: Sequence[Node]) -> DeviceKind:
     return kind_of("cuda" if there + _DUST >= wanted else "cpu")
 
 
-def seated(placement: Placement, names: Sequence[str]) -> Placement:
-    """The same, each seat knowing who else shares its node's cores. names: the node of each seat."""
+def seated(placement: Placement, nodes: Sequence[Node]) -> Placement:
+    """The same, each seat knowing its node's address and who shares its cores. nodes: of the seats, in their order."""
     crowd: dict[str, list[int]] = {}
-    for number, (seat, name) in enumerate(zip(placement.seats, names, strict=True)):
+    seats = [replace(seat, address=node.address) for seat, node in zip(placement.seats, nodes, strict=True)]
+    for number, (seat, node) in enumerate(zip(seats, nodes, strict=True)):
         if seat.kind.resource is None:
-            crowd.setdefault(name, []).append(number)
-    seats = list(placement.seats)
+            crowd.setdefault(node.name, []).append(number)
     for numbers in crowd.values():
         for turn, number in enumerate(numbers):
             seats[number] = replace(seats[number], turn=turn, sharers=len(numbers))
@@ -157,12 +165,12 @@ def assign(placement: Placement, nodes: Sequence[Node]) -> tuple[str, ...]:
 
 def shortage(placement: Placement, nodes: Sequence[Node], seat: Seat | None = None) -> CapacityError:
     """What to say when an engine's processes find no room: what is wanted, and what the nodes have."""
-    wanted = told(_sum(placement.bundles))
+    wanted = told(placement.total)
     where = " on one node" if placement.strategy == "STRICT_PACK" else ""
     lines = [f"no room for the {len(placement.seats)} processes of an engine: together they set aside {wanted}{where}"]
     lines.extend(f"  {each}" for each in placement.seats)
     lines.append("the nodes have" if nodes else "there are no nodes")
-    lines.extend(f"  {node.name}: {told(node.resources, _sum(placement.bundles))}" for node in nodes)
+    lines.extend(f"  {node.name}: {told(node.resources, placement.total)}" for node in nodes)
     if seat is not None:
         lines.append(f"{seat} found none")
     lines.append("lower placement.cpus, placement.gpus, drafts[].drafter or target.tensor_parallel, or add nodes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def test_cores_of_a_node_are_shared_by_those_who_compute_on_them(nodes: list[Nod
     except CapacityError:
         return
     here: dict[str, list[Seat]] = {}
-    for seat, name in zip(seated(placement, names).seats, names, strict=True):
+    by_name = {node.name: node for node in nodes}
+    for seat, name in zip(seated(placement, [by_name[name] for name in names]).seats, names, strict=True):
         if seat.kind.name == "cpu":
             here.setdefault(name, []).append(seat)
         else:
@@ -114,7 +116,8 @@ def test_the_reference_layout_fills_a_node_of_four_and_no_smaller_one() -> None:
     assert placement.seats[0].bundle["GPU"] == 1
     for seat in placement.seats:
         assert seat.environment["NCCL_P2P_LEVEL"] == "NVL"
-        assert seat.environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+        assert seat.kind.settings["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+        assert pickle.loads(pickle.dumps(seat)) == seat
     with pytest.raises(CapacityError) as refused:
         assign(placement, [small, other])
     message = str(refused.value)
