@@ -15,7 +15,7 @@ loop within milliseconds; the verifier is then unwell, its owner ends, and the c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +27,13 @@ from actors.asking import ASK_S, ask, wait_ready
 from actors.drafter import Drafter
 from actors.lead import VerifierProcess
 from actors.shard import Shard
-from actors.supervisor import Keeper
+from actors.supervisor import Borrower, Keeper
 from cluster.config import EngineConfig
 from cluster.errors import CapacityError
-from cluster.parallel.topology import Node, Placement, Role, Seat, plan, seated, shortage, told
+from cluster.parallel.topology import Node, Placement, Role, Seat, plan, plan_drafter, seated, shortage, told
 
 Report = Callable[[str], None]
+Loan = tuple[int, Callable[[], AsyncGenerator[Any, None]]]
 
 #: Named actors of this prefix are verifiers; whoever waits for one can ask it for its progress.
 VERIFIER_PREFIX = "outrider-verifier-"
@@ -46,15 +47,17 @@ class Crew:
     group: PlacementGroup
     shards: list[Any] = field(default_factory=list)
     keepers: list[Keeper] = field(default_factory=list)
+    borrowers: list[Borrower] = field(default_factory=list)
 
     @staticmethod
-    async def start(config: EngineConfig, name: str, report: Report) -> Crew:
+    async def start(config: EngineConfig, name: str, report: Report, loans: Sequence[Loan] = ()) -> Crew:
         """Start an engine's processes; returns when all of them can work.
 
-        name: of the verifier among Ray's actors. Raises CapacityError when there is no room within
-        `placement.wait_s`, and what building any of them raised.
+        name: of the verifier among Ray's actors. loans: of shared drafters, each with its position in `drafts`.
+        Raises CapacityError when there is no room within `placement.wait_s`, and what building any of them raised.
         """
-        group, placement = await make_room(config, name, report)
+        nodes = await asyncio.to_thread(cluster_nodes)
+        group, placement = await make_room(config, plan(config, nodes), name, report)
         crew: Crew | None = None
         try:
             seats = list(enumerate(placement.seats))
@@ -64,6 +67,7 @@ class Crew:
                     crew.shards.append(_actor(Shard, group, number, seat, "", config))
                 else:
                     crew.keepers.append(_keeper(crew.verifier, seats[0][1], config, group, number, seat))
+            crew.borrowers.extend(Borrower(lend, crew.verifier, index) for index, lend in loans)
             await crew._wait_ready(report)
         except BaseException:
             if crew is None:
@@ -87,20 +91,46 @@ class Crew:
             for each in standing:
                 each.cancel()
         await asyncio.gather(*(keeper.start() for keeper in self.keepers))
+        for borrower in self.borrowers:
+            borrower.start()
 
     def end(self) -> None:
         """Kill every process and give the room back."""
         for keeper in self.keepers:
             keeper.end()
+        for borrower in self.borrowers:
+            borrower.end()
         for actor in (*self.shards, self.verifier):
             ray.kill(actor)
         remove_placement_group(self.group)
 
 
-async def make_room(config: EngineConfig, name: str, report: Report) -> tuple[PlacementGroup, Placement]:
-    """A placement group with a bundle for every seat of an engine. Raises CapacityError with the numbers."""
-    nodes = await asyncio.to_thread(cluster_nodes)
-    placement = plan(config, nodes)
+@dataclass(slots=True)
+class Lone:
+    """A drafter of no engine, with room of its own. Keep it as long as it is to live."""
+
+    drafter: Any
+    group: PlacementGroup
+
+    @staticmethod
+    async def start(config: EngineConfig, index: int, name: str, report: Report) -> Lone:
+        """Start what drafts for position `index` of `drafts`; returns when it can work. Raises as Crew.start."""
+        nodes = await asyncio.to_thread(cluster_nodes)
+        group, placement = await make_room(config, plan_drafter(config, index, nodes), name, report)
+        drafter = _actor(Drafter, group, 0, placement.seats[0], "", config)
+        try:
+            await wait_ready(drafter, report, what=f"the drafter of drafts.{index}")
+        except BaseException:
+            ray.kill(drafter)
+            remove_placement_group(group)
+            raise
+        return Lone(drafter, group)
+
+
+async def make_room(
+    config: EngineConfig, placement: Placement, name: str, report: Report
+) -> tuple[PlacementGroup, Placement]:
+    """A placement group with a bundle for every seat. Raises CapacityError with the numbers."""
     wait_s = config.placement.wait_s
     report(f"waiting for room for {len(placement.seats)} processes")
     group = placement_group(placement.bundles, strategy=placement.strategy, name=f"outrider-{name}")

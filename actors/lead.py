@@ -26,6 +26,7 @@ class VerifierProcess(Verifier):
         config = take_seat(config, seat)
         self._seat = seat
         self._remote: Mapping[int, Any] = {}
+        self._channels: dict[Invitation, Any] = {}
         self._rendezvous: Any = None
         if config.target.tensor_parallel > 1:
             from cluster.parallel.groups import Rendezvous
@@ -43,12 +44,25 @@ class VerifierProcess(Verifier):
         proposer = self._remote.get(index)
         if proposer is None:
             raise EngineStopped(f"the engine does not stand, or drafts.{index} drafts in its own process")
-        proposer.attach(await asyncio.to_thread(meet_peer, invitation, 1, self._seat.kind.name))
+        channel = await asyncio.to_thread(meet_peer, invitation, 1, self._seat.kind.name)
+        self._channels = {known: each for known, each in self._channels.items() if not each.wait_closed(0.0)}
+        self._channels[invitation] = channel
+        proposer.attach(channel)
 
-    async def drafters(self, index: int) -> int:
-        """How many draft for position `index` of `drafts`, as far as is known."""
-        proposer = self._remote.get(index)
-        return 0 if proposer is None else int(proposer.drafters)
+    async def attached(self, invitation: Invitation) -> bool:
+        """Whether the channel of an invitation still stands."""
+        channel = self._channels.get(invitation)
+        return channel is not None and not channel.wait_closed(0.0)
+
+    async def detach(self, invitation: Invitation) -> None:
+        """Let one drafter go; its sequences find another with their next row."""
+        channel = self._channels.pop(invitation, None)
+        if channel is not None:
+            channel.close()
+
+    async def pairs(self) -> int:
+        """How many channels to drafters stand."""
+        return sum(not channel.wait_closed(0.0) for channel in self._channels.values())
 
     def _assemble(self, config: EngineConfig, report: Callable[[str], None]) -> tuple[Steppable, Standing]:
         from cluster.build import Meeting, assemble

@@ -5,6 +5,7 @@ Refuses to know: HTTP bodies (openai) and how an engine works (actors, cluster).
 
     proxy --> Ingress (FastAPI) --handle--> Engine replica --actor calls--> verifier
                                             owns a placement group: [verifier, shards, drafters]
+                                            --loans--> Drafter replicas, where drafters are shared
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from cluster.messages import Delta, TokenLogprob
 from cluster.request import Request
 from cluster.text.tokenizer import Tokenizer
 from deploy.asks import Ask, Card, Echo, Piece, Spelled
+from deploy.drafters import drafter_deployments, loans
 from deploy.openai.answer import Service
 from deploy.openai.routes import openai_app
 from deploy.openai.stream import Json
@@ -76,7 +78,8 @@ def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> s
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         graceful_shutdown_timeout_s=10,
     )(serve.ingress()(Ingress)).options(**overrides.get("Ingress", {}))
-    return ingress.bind(engine.bind(config), served_name(config), config.serving.max_tokens)
+    drafters = drafter_deployments(config, overrides)
+    return ingress.bind(engine.bind(config, drafters), served_name(config), config.serving.max_tokens)
 
 
 def served_name(config: Config) -> str:
@@ -112,11 +115,11 @@ class Ingress:
 class EngineReplica:
     """Thin: turns asks into requests and deltas into pieces; the engine is the verifier's."""
 
-    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: Config, drafters: Mapping[int, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._created = int(time.time())
         name = serve.get_replica_context().replica_id.unique_id
-        self._crew = await Crew.start(config, name, _log.info)
+        self._crew = await Crew.start(config, name, _log.info, loans(config, drafters))
         self._verifier = self._crew.verifier
         self._standing = await ask(self._verifier.info.remote(), ASK_S)
         self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(self._standing.tokenizer))

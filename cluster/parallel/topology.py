@@ -18,7 +18,7 @@ from enum import Enum
 from cluster.config import EngineConfig
 from cluster.config_drafts import DraftingConfig
 from cluster.config_places import DraftPlace, Reservation
-from cluster.errors import CapacityError
+from cluster.errors import BrokenInvariant, CapacityError
 from cluster.parallel.devices import DeviceKind, kind_of
 
 #: A node that has accelerators of a type offers one of this for the type; each seat takes a sliver.
@@ -104,13 +104,21 @@ def plan(config: EngineConfig, nodes: Sequence[Node]) -> Placement:
     seats = [replace(target, index=rank) for rank in range(config.target.tensor_parallel)]
     for index, draft in enumerate(config.drafts):
         if isinstance(draft, DraftingConfig) and draft.drafter.place == "dedicated":
-            seat = drafter_seat(config, index, draft.drafter, kind)
+            seat = _drafter_seat(config, index, draft.drafter, kind)
             seats.extend(replace(seat, copy=copy) for copy in range(draft.drafter.replicas))
     return Placement(tuple(seats), own.strategy.upper())
 
 
-def drafter_seat(config: EngineConfig, index: int, place: DraftPlace, target: DeviceKind) -> Seat:
-    """The seat of a drafter; target: the kind of device of its targets."""
+def plan_drafter(config: EngineConfig, index: int, nodes: Sequence[Node]) -> Placement:
+    """The seat of one shared drafter of position `index` of `drafts`, which belongs to no engine."""
+    draft = config.drafts[index]
+    if not isinstance(draft, DraftingConfig):
+        raise BrokenInvariant(f"drafts.{index} is of kind {draft.kind}, which has no model to give a process to")
+    return Placement((_drafter_seat(config, index, draft.drafter, target_kind(config, nodes)),))
+
+
+def _drafter_seat(config: EngineConfig, index: int, place: DraftPlace, target: DeviceKind) -> Seat:
+    """target: the kind of device of its targets."""
     kind = target if place.device == "auto" else kind_of(place.device)
     return Seat(
         Role.DRAFTER,
@@ -167,7 +175,7 @@ def shortage(placement: Placement, nodes: Sequence[Node], seat: Seat | None = No
     """What to say when an engine's processes find no room: what is wanted, and what the nodes have."""
     wanted = told(placement.total)
     where = " on one node" if placement.strategy == "STRICT_PACK" else ""
-    lines = [f"no room for the {len(placement.seats)} processes of an engine: together they set aside {wanted}{where}"]
+    lines = [f"no room for {len(placement.seats)} processes: together they set aside {wanted}{where}"]
     lines.extend(f"  {each}" for each in placement.seats)
     lines.append("the nodes have" if nodes else "there are no nodes")
     lines.extend(f"  {node.name}: {told(node.resources, placement.total)}" for node in nodes)
