@@ -10,7 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import ray
@@ -37,6 +37,11 @@ PROMPT = tuple(b"on and on and on")
 GREEDY = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
 WARM = Sampling(temperature=1.0, seed=7, max_tokens=40, ignore_eos=True)
 TITLES = ("ray::VerifierProcess", "ray::Shard", "ray::Drafter")
+
+
+class Answer(NamedTuple):
+    tokens: list[int]
+    drafted: int
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +83,22 @@ async def running(config: EngineConfig, name: str) -> AsyncIterator[Crew]:
         crew.end()
 
 
-async def answer(crew: Crew, name: str, sampling: Sampling, during: Callable[[], None] | None = None) -> list[int]:
-    """The tokens of one answer; `during` is called after its first chunk."""
+async def answer(crew: Crew, name: str, sampling: Sampling, during: Callable[[], None] | None = None) -> Answer:
+    """One answer; `during` is called after its first chunk."""
     tokens: list[int] = []
+    drafted = 0
     request = Request(name, PROMPT, sampling)
     try:
         async for reference in crew.verifier.generate.options(num_returns="streaming").remote(request, True):
-            tokens.extend((await reference).tokens)
+            delta = await reference
+            tokens.extend(delta.tokens)
+            drafted = delta.statistics.drafted
             if during is not None:
                 during()
                 during = None
     except ray.exceptions.RayError as error:
         raise translate(error) from error
-    return tokens
+    return Answer(tokens, drafted)
 
 
 def alone(config: EngineConfig, sampling: Sampling) -> list[int]:
@@ -120,15 +128,31 @@ def require_nothing_left() -> None:
     assert states <= {"REMOVED"}
 
 
-@pytest.mark.parametrize(("ranks", "drafters"), [(1, 1), (2, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "drafters", "mode"),
+    [
+        (1, 1, "lookahead"),
+        (2, 0, "sync"),
+        (2, 1, "sync"),
+        pytest.param(2, 1, "lookahead", marks=pytest.mark.soak),
+        pytest.param(1, 1, "sync", marks=pytest.mark.soak),
+        pytest.param(1, 2, "pearl", marks=pytest.mark.soak),
+        pytest.param(2, 2, "lookahead", marks=pytest.mark.soak),
+        pytest.param(3, 0, "sync", marks=pytest.mark.soak),
+        pytest.param(3, 2, "sync", marks=pytest.mark.soak),
+    ],
+)
 async def test_more_processes_give_the_same_tokens(
-    local_ray: None, tiny_llama: Path, ranks: int, drafters: int
+    local_ray: None, tiny_llama: Path, ranks: int, drafters: int, mode: str
 ) -> None:
-    config = config_of(tiny_llama, ranks, drafters)
-    async with running(config, f"same-{ranks}-{drafters}") as crew:
+    config = config_of(tiny_llama, ranks, drafters, mode=mode)
+    async with running(config, f"same-{ranks}-{drafters}-{mode}") as crew:
         assert (len(pids("ray::Shard")), len(pids("ray::Drafter"))) == (ranks - 1, drafters)
         for name, sampling in (("greedy", GREEDY), ("warm", WARM)):
-            assert await answer(crew, name, sampling) == alone(config, sampling)
+            said = await answer(crew, name, sampling)
+            assert said.tokens == alone(config, sampling)
+            if mode == "sync":  # the others draft when they find the time
+                assert (said.drafted > 0) == (drafters > 0)
     require_nothing_left()
 
 
@@ -137,7 +161,7 @@ async def test_a_killed_drafter_is_replaced_while_the_answer_goes_on(local_ray: 
     async with running(config, "killed-drafter") as crew:
         [victim] = pids("ray::Drafter")
         said = await answer(crew, "a", WARM, kill("ray::Drafter"))
-        assert said == alone(config, WARM)
+        assert said.tokens == alone(config, WARM)
         for _ in range(300):
             now = [pid for pid in pids("ray::Drafter") if pid != victim]
             if now and await ask(crew.verifier.pairs.remote(), 10.0) == 1:
@@ -145,7 +169,7 @@ async def test_a_killed_drafter_is_replaced_while_the_answer_goes_on(local_ray: 
             await asyncio.sleep(0.2)
         else:
             pytest.fail("no other drafter was attached within 60 s")
-        assert await answer(crew, "b", WARM) == said
+        assert (await answer(crew, "b", WARM)).tokens == said.tokens
     require_nothing_left()
 
 
