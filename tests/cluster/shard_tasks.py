@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.build import Assembly, Meeting, assemble, assemble_shard
-from cluster.config import CacheConfig, EngineConfig, KnobConfig, NgramDraft, TargetConfig
+from cluster.config import CacheConfig, EngineConfig, KnobConfig, NgramDraft, RecyclingDraft, TargetConfig
 from cluster.errors import PeerLost
 from cluster.parallel.groups import Endpoint
 from cluster.request import Request, Sampling
@@ -18,9 +18,10 @@ PROMPT = "the cat and the dog and the cat and the"
 def config(model: str | Path, ranks: int) -> EngineConfig:
     return EngineConfig(
         target=TargetConfig(model=str(model), dtype="float32", tensor_parallel=ranks, threads=1),
-        drafts=(NgramDraft(kind="ngram", min_match=1),),
+        # Trees too: their parents, and the moves that lay an accepted path straight, reach every rank.
+        drafts=(RecyclingDraft(kind="recycling", successors=3), NgramDraft(kind="ngram", min_match=1)),
         cache=CacheConfig(blocks=64, block_tokens=8),
-        knobs=KnobConfig(k=4, token_budget=32),
+        knobs=KnobConfig(k=4, token_budget=32, tree_nodes=8),
     )
 
 
