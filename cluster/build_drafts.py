@@ -22,6 +22,7 @@ from cluster.config_drafts import (
     SuffixDraft,
     TranslatedDraft,
 )
+from cluster.draft.branching import Branching
 from cluster.draft.candidates import Candidates
 from cluster.draft.lookahead import Lookahead, Pearl
 from cluster.draft.model import ModelProposer, QuantizedProposer
@@ -138,6 +139,10 @@ def _candidates(draft: DraftingConfig) -> Candidates:
     )
 
 
+def _branching(draft: ModelDraft | QuantizedDraft) -> Branching | None:
+    return None if draft.tree is None else Branching(draft.tree.width, draft.tree.nodes, draft.tree.depth)
+
+
 def _vocabulary(site: Site) -> Vocabulary:
     return Vocabulary(site.tokenizer.eos_ids, site.tokenizer.lexicon)
 
@@ -161,7 +166,13 @@ def _model_proposer(draft: ModelDraft, site: Site) -> ModelProposer:
     model = load(site.config, files, _dtype(draft, site), layers=layers, blocks=site.blocks, bits=draft.bits)
     # One tokenizer, but either model may be padded with ids that no text has.
     return ModelProposer(
-        model.runner, model.cache, model.max_context, _candidates(draft), site.vocab_size, _vocabulary(site)
+        model.runner,
+        model.cache,
+        model.max_context,
+        _candidates(draft),
+        site.vocab_size,
+        _vocabulary(site),
+        _branching(draft),
     )
 
 
@@ -170,7 +181,12 @@ def _quantized_proposer(draft: QuantizedDraft, site: Site) -> QuantizedProposer:
     site.progress(f"loading draft {files.name} in {draft.bits} bits")
     model = load(site.config, files, site.dtype, blocks=site.blocks, bits=draft.bits)
     return QuantizedProposer(
-        model.runner, model.cache, model.max_context, _candidates(draft), vocabulary=_vocabulary(site)
+        model.runner,
+        model.cache,
+        model.max_context,
+        _candidates(draft),
+        vocabulary=_vocabulary(site),
+        branching=_branching(draft),
     )
 
 

@@ -85,6 +85,14 @@ class DraftingConfig(StrictModel):
     drafter: DraftPlace = DraftPlace()
 
 
+class TreeConfig(StrictModel):
+    """A draft tree grown from a model's own laws, where knobs.tree_nodes leaves room for more than a chain."""
+
+    width: Whole = Field(4, ge=1, le=16, description="most children of a node, and nodes of a level that get any")
+    nodes: Whole = Field(64, ge=1, le=64, description="most nodes of a tree, the likeliest")
+    depth: Whole = Field(8, ge=1, le=15, description="most levels, whatever k allows: one pass of the draft each")
+
+
 class ModelDraft(DraftingConfig):
     """A smaller causal language model with the target's vocabulary."""
 
@@ -93,6 +101,7 @@ class ModelDraft(DraftingConfig):
     layers: LayerPick | None = Field(None, description="keep only some layers; default: all")
     dtype: DType = Field("auto", description="of the draft's weights; auto: as for the target")
     bits: Literal[8, 4] | None = Field(None, description="round its weights to so many bits, on a CPU")
+    tree: TreeConfig | None = Field(None, description="draft trees; default: chains")
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -111,6 +120,7 @@ class QuantizedDraft(DraftingConfig):
 
     kind: Literal["quantized"] = Field(description="the target's own quantized copy")
     bits: Literal[8, 4] = Field(8, description="a weight; in 4, groups of 32 share a scale and the head keeps 8")
+    tree: TreeConfig | None = Field(None, description="draft trees; default: chains")
 
 
 class TranslatedDraft(DraftingConfig):

@@ -59,7 +59,7 @@ def kept(parents: Sequence[int], nodes: int, depth: int) -> list[int]:
 
 
 def renumbered(parents: Sequence[int], nodes: Sequence[int]) -> tuple[int, ...]:
-    """Parents among `nodes` alone, ascending, which hold the parent of each of them."""
+    """Parents among `nodes` alone, in their order, in which each comes after its own parent."""
     place = {-1: -1, **{node: at for at, node in enumerate(nodes)}}
     return tuple(place[parents[node]] for node in nodes)
 
@@ -72,7 +72,7 @@ def reached(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) 
     """How many of the tokens `said` a tree foretold, and whether it had something else to say next."""
     at, count = -1, 0
     while True:
-        children = [node for node, parent in enumerate(parents) if parent == at]
+        children = [node for node, parent in enumerate(parents[: len(tokens)]) if parent == at]
         hit = next((node for node in children if count < len(said) and tokens[node] == said[count]), None)
         if hit is None:
             return count, bool(children) and count < len(said)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from cluster.control.length import LengthControl
+from cluster.draft.branching import Branching
 from cluster.draft.first import FirstOffer
 from cluster.draft.model import ModelProposer
 from cluster.draft.ngram import NgramProposer
@@ -251,12 +252,16 @@ def fake_cache(setup: FakeSetup, num_blocks: int | None = None) -> KVCache:
     return KVCache(pool, setup.block_tokens, KeyContext("fake"), prefix=setup.prefix)
 
 
-def draft_proposer(setup: FakeSetup, law_of: LawOf, num_blocks: int | None = None) -> ModelProposer:
+def draft_proposer(
+    setup: FakeSetup, law_of: LawOf, num_blocks: int | None = None, branching: Branching | None = None
+) -> ModelProposer:
     """A real `ModelProposer` over another fake model."""
     blocks = num_blocks or setup.num_blocks
     runner = FakeRunner(law_of, setup.vocab_size, blocks, setup.block_tokens)
     vocabulary = Vocabulary(setup.eos_ids, LETTERS)
-    return ModelProposer(runner, fake_cache(setup, blocks), setup.max_context, vocabulary=vocabulary)
+    return ModelProposer(
+        runner, fake_cache(setup, blocks), setup.max_context, vocabulary=vocabulary, branching=branching
+    )
 
 
 def ngram() -> NgramProposer:

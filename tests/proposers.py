@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from cluster.draft.branching import Branching
 from cluster.draft.candidates import Candidates
 from cluster.draft.model import ModelProposer, QuantizedProposer
 from cluster.draft.proposer import Proposer
@@ -78,13 +79,14 @@ def drafting(
     blocks: int | None = None,
     max_context: int | None = None,
     candidates: Candidates = Candidates(),
+    branching: Branching | None = None,
 ) -> ModelProposer:
     """A real model proposer over a fake model."""
     setup = around.setup
     blocks = blocks or setup.num_blocks
     runner = FakeRunner(law_of, setup.vocab_size, blocks, setup.block_tokens)
     cache_, context = fake_cache(setup, blocks), max_context or setup.max_context
-    return kind(runner, cache_, context, candidates, vocabulary=around.vocabulary)
+    return kind(runner, cache_, context, candidates, vocabulary=around.vocabulary, branching=branching)
 
 
 @cache
@@ -139,6 +141,10 @@ KINDS: Mapping[str, Callable[[Around], Proposer]] = {
     "model, short context": lambda around: drafting(around, around.near, max_context=16),
     "model, its own way": lambda around: drafting(
         around, around.near, candidates=Candidates(0.7, 4, 0.9, most=3, min_confidence=0.3)
+    ),
+    "model, trees": lambda around: drafting(around, around.far, branching=Branching(width=3)),
+    "model, trees and few blocks": lambda around: drafting(
+        around, around.near, branching=Branching(2, 10, 4), blocks=max(2, around.setup.num_blocks // 2)
     ),
     "quantized": lambda around: drafting(around, around.near, kind=QuantizedProposer),
     "seq2seq": seq2seq,

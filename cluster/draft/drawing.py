@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from cluster.draft.branching import Branching, Growth
 from cluster.draft.candidates import Candidates
 from cluster.messages import DraftLaw, Offer, SequenceView
 from cluster.model.history import History
@@ -108,22 +109,48 @@ class Drawing:
         sampling = self._candidates.sampling(view.sampling)
         return Draft(view, sampling, self._round, most, self._history(view), spread=spread)
 
+    def plant(self, view: SequenceView, branching: Branching) -> Growth:
+        """A tree of what may follow the view's tokens."""
+        depth = min(view.k, branching.depth, self._candidates.most)
+        return Growth(view, self._candidates.sampling(view.sampling), self._history(view), branching, depth)
+
     def close(self, sequence: int) -> None:
         """Forget a sequence. Unknown ids are ignored."""
         self._histories.pop(sequence, None)
 
     def extend(self, logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> None:
         """One token more for each draft from its row, or none where the row is too unsure."""
-        logits_BV = self._process(logits_BV, drafts)
+        logits_BV, possible = self._process(logits_BV, [draft.history for draft in drafts], [()] * len(drafts))
         sure = self._candidates.confident(logits_BV)
-        for draft, keep in zip(drafts, sure, strict=True):
-            draft.stopped |= not keep
+        for draft, keep, some in zip(drafts, sure, possible, strict=True):
+            draft.stopped |= not (keep and some)
         going = [n for n, draft in enumerate(drafts) if not draft.stopped]
         if going:
             rows_BV = (
                 logits_BV if len(going) == len(drafts) else logits_BV[torch.tensor(going, device=logits_BV.device)]
             )
             _draw(rows_BV, [drafts[n] for n in going])
+
+    def branch(self, logits_BV: torch.Tensor, trees: Sequence[Growth]) -> None:
+        """One level more of each tree, from a row of logits for each of its nodes in front.
+
+        Where the target draws with noise that the drafter knows too, the noise decides here as it does there;
+        else only the law does: the nodes must not depend on chance.
+        """
+        of = [tree for tree in trees for _ in tree.front]
+        supposed = [path for tree in trees for path in tree.supposed()]
+        logits_BV, possible = self._process(logits_BV, [tree.history for tree in of], supposed)
+        sure = self._candidates.confident(logits_BV)
+        shape = Shape.of([tree.sampling for tree in of])
+        scores_BV = shape_logits(logits_BV, shape).float()
+        noisy = [n for n, tree in enumerate(of) if tree.view.rule not in LAW_RULES and not tree.sampling.greedy]
+        if noisy:
+            keys = [noise_key(of[n].view.sampling.seed, len(of[n].view.tokens) + len(supposed[n])) for n in noisy]
+            scores_BV = scores_BV.clone()
+            scores_BV[noisy] += gumbel(keys, scores_BV.shape[1], scores_BV.device)
+        children = iter(_likeliest(scores_BV, of, [keep and some for keep, some in zip(sure, possible, strict=True)]))
+        for tree in trees:
+            tree.add([next(children) for _ in tree.front])
 
     def _history(self, view: SequenceView) -> History | None:
         history = self._histories.get(view.id)
@@ -137,20 +164,33 @@ class Drawing:
         history.catch_up(view.tokens)
         return history
 
-    def _process(self, logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> torch.Tensor:
-        """What the requests' processors make of the logits, in the vocabulary both models share."""
-        touched = [n for n, draft in enumerate(drafts) if draft.history is not None]
-        if not touched:
-            return logits_BV[:, : self._shared_vocab]
-        wide_BV = logits_BV.new_full((len(drafts), self._target_vocab), float("-inf"))
+    def _process(
+        self, logits_BV: torch.Tensor, histories: Sequence[History | None], supposed: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, list[bool]]:
+        """What the requests' processors make of the logits, in the vocabulary both models share.
+
+        And whether any token is possible there. supposed: drafts before a row that its history lacks.
+        """
+        possible = [True] * len(histories)
+        if all(history is None for history in histories):
+            return logits_BV[:, : self._shared_vocab], possible
+        wide_BV = logits_BV.new_full((len(histories), self._target_vocab), float("-inf"))
         wide_BV[:, : self._shared_vocab] = logits_BV[:, : self._shared_vocab]
-        for n in touched:
-            history = drafts[n].history
-            assert history is not None
-            history.apply(wide_BV[n : n + 1], [()])
-            possible = not history.blocked and bool(wide_BV[n, : self._shared_vocab].max() > float("-inf"))
-            drafts[n].stopped |= not possible
-        return wide_BV[:, : self._shared_vocab]
+        for n, (history, path) in enumerate(zip(histories, supposed, strict=True)):
+            if history is not None:
+                history.apply(wide_BV[n : n + 1], [path])
+                possible[n] = not history.blocked and bool(wide_BV[n, : self._shared_vocab].max() > float("-inf"))
+        return wide_BV[:, : self._shared_vocab], possible
+
+
+def _likeliest(scores_BV: torch.Tensor, of: Sequence[Growth], going: Sequence[bool]) -> list[list[tuple[int, float]]]:
+    """The best tokens of each row with the log of their share, as many as its tree is wide."""
+    width = min(scores_BV.shape[1], max(tree.branching.width for tree in of))
+    values, ids = torch.log_softmax(scores_BV, dim=1).topk(width, dim=1)
+    return [
+        [pair for pair in zip(row_ids, row, strict=True) if pair[1] > float("-inf")] if going_on else []
+        for row_ids, row, going_on in zip(ids.tolist(), values.tolist(), going, strict=True)
+    ]
 
 
 def _draw(logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> None:

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
+from cluster.draft.branching import Branching
 from cluster.draft.candidates import Candidates
 from cluster.draft.drawing import Draft, Drawing
 from cluster.kv.cache import KVCache
@@ -39,11 +42,12 @@ class _State:
 
 
 class ModelProposer:
-    """Drafts k tokens a row, all rows together, one forward pass a token.
+    """Drafts k tokens a row, all rows together, one forward pass a token; or a tree, one pass a level.
 
     vocab_size: of the target. The draft's own may be padded otherwise: ids that only the draft has
     are never drawn, and a sequence that holds an id only the target has gets no drafts.
     vocabulary: of the target, for the processors of a request.
+    branching: draft trees where a step has room for more nodes than a chain would fill.
     """
 
     name: ClassVar[str] = "model"
@@ -57,7 +61,9 @@ class ModelProposer:
         candidates: Candidates = Candidates(),
         vocab_size: int | None = None,
         vocabulary: Vocabulary = Vocabulary(),
+        branching: Branching | None = None,
     ) -> None:
+        self._branching = branching
         self._runner = runner
         self._cache = cache
         self._max_context = max_context
@@ -77,12 +83,30 @@ class ModelProposer:
 
     def propose(self, views: Sequence[SequenceView], knobs: Knobs) -> list[Offer]:
         self._drawing.start_round()
-        drafts = [draft for view in views if (draft := self._begin(view)) is not None]
+        bushy = [] if self._branching is None else [view for view in views if view.nodes > view.k]
+        trees = [] if self._branching is None else self._trees(bushy, self._branching, knobs)
+        chains = [view for view in views if view not in bushy]
+        drafts = [draft for view in chains if (draft := self._begin(view)) is not None]
         going = drafts
         while going:
             # A long prompt is taken one piece a round: its row offers nothing until it is done.
             going = [draft for draft in self.advance(going, knobs) if draft.tokens]
-        return [draft.offer(self.name) for draft in drafts if draft.tokens]
+        return [*trees, *(draft.offer(self.name) for draft in drafts if draft.tokens)]
+
+    def _trees(self, views: Sequence[SequenceView], branching: Branching, knobs: Knobs) -> list[Offer]:
+        """What is computed of a tree is forgotten after it: the path that stands is read as known tokens are."""
+        self._round += 1
+        drafts = [draft for view in views if (draft := self._begin(view)) is not None]
+        rows, ready = self._catch_up(drafts, knobs, {view.id for view in views})
+        logits_BV = self._compute(rows, knobs)
+        self._commit(drafts)
+        trees = [self._drawing.plant(draft.view, branching) for draft in ready]
+        going = trees
+        while going:
+            self._drawing.branch(logits_BV, going)
+            going = [tree for tree in going if tree.front and self._cache.reserve(tree.view.id, tree.length)]
+            logits_BV = self._compute([tree.row(self._cache.table(tree.view.id)) for tree in going], knobs)
+        return [tree.offer(self.name) for tree in trees if tree.tokens]
 
     def begin(self, view: SequenceView, spread: int, like: int | None = None) -> Draft | None:
         """A draft to be advanced pass by pass, with draws of its own; None where the context would not hold it.
@@ -104,9 +128,7 @@ class ModelProposer:
         fresh = [draft for draft in drafts if not draft.tokens and not draft.done]
         rows, ready = self._catch_up(fresh, knobs, keep)
         self._advance([*rows, *self._newest(going)], [*ready, *going], knobs)
-        for draft in fresh:
-            if self._cache.holds(draft.view.id):
-                self._cache.commit(draft.view.id, draft.view.tokens, self._states[draft.view.id].agreed)
+        self._commit(fresh)
         return [draft for draft in (*fresh, *going) if not draft.done]
 
     def restart_draws(self, first_round: int) -> None:
@@ -163,6 +185,12 @@ class ModelProposer:
                 ready.append(draft)
         return rows, ready
 
+    def _commit(self, drafts: Sequence[Draft]) -> None:
+        """Publish what of the known tokens was computed."""
+        for draft in drafts:
+            if self._cache.holds(draft.view.id):
+                self._cache.commit(draft.view.id, draft.view.tokens, self._states[draft.view.id].agreed)
+
     def _sync(self, view: SequenceView, state: _State) -> None:
         """Bring state and block table in line with the tokens the sequence is known to have."""
         if not self._cache.holds(view.id):
@@ -198,11 +226,15 @@ class ModelProposer:
 
     def _advance(self, rows: Sequence[PlanRow], drafts: Sequence[Draft], knobs: Knobs) -> None:
         """Run the rows; each of `drafts`, in order, is one row that wants logits."""
-        if not rows:
-            return
-        flight = self._runner.launch(Plan(self._round, tuple(rows), knobs))
+        logits_BV = self._compute(rows, knobs)
         if drafts:
-            self._drawing.extend(flight.logits_NV, drafts)
+            self._drawing.extend(logits_BV, drafts)
+
+    def _compute(self, rows: Sequence[PlanRow], knobs: Knobs) -> torch.Tensor:
+        """Float32 logits [B, V] of the positions that want them."""
+        if not rows:
+            return torch.empty(0, self._runner.vocab_size)
+        return self._runner.launch(Plan(self._round, tuple(rows), knobs)).logits_NV
 
 
 class QuantizedProposer(ModelProposer):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
+from cluster.draft.branching import Branching
 from cluster.draft.lookahead import Lookahead
 from cluster.draft.proposer import Proposer
 from cluster.engine import Engine
@@ -43,6 +44,7 @@ PROPOSERS: Mapping[str, Callable[[FakeSetup, dict[tuple[int, ...], Sequence[int]
     "oracle": lambda setup, answers: [OracleProposer(answers)],
     "liar": lambda setup, answers: [Liar(VOCAB)],
     "trees": lambda setup, answers: [RandomTrees(VOCAB)],
+    "model, trees": lambda setup, answers: [draft_proposer(setup, OTHER_LAWS, branching=Branching(width=3))],
     "sampled": lambda setup, answers: [SampledProposer((1 / VOCAB,) * VOCAB)],
     "remote model": lambda setup, answers: [remote(draft_proposer(setup, OTHER_LAWS))],
     "remote models, wild channels": lambda setup, answers: [
