@@ -85,7 +85,7 @@ class ModelProposer:
         self._drawing.start_round()
         bushy = [] if self._branching is None else [view for view in views if view.nodes > view.k]
         trees = [] if self._branching is None else self._trees(bushy, self._branching, knobs)
-        chains = [view for view in views if view not in bushy]
+        chains = [view for view in views if self._branching is None or view.nodes <= view.k]
         drafts = [draft for view in chains if (draft := self._begin(view)) is not None]
         going = drafts
         while going:
