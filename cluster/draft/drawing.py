@@ -156,7 +156,8 @@ class Drawing:
         history = self._histories.get(view.id)
         if history is None:
             # Names of plugged-in processors are left out with what they name.
-            sampling = replace(view.sampling, logits_processors=())
+            named = view.sampling.logits_processors
+            sampling = replace(view.sampling, logits_processors=()) if named else view.sampling
             history = History(view.tokens[: view.prompt_len], sampling, self._vocabulary)
             self._histories[view.id] = history
         if not history.matters:
@@ -202,25 +203,31 @@ def _draw(logits_BV: torch.Tensor, drafts: Sequence[Draft]) -> None:
         ]
         shaped_BV = torch.stack(cut)
     keys = [draft.key for draft in drafts]
-    for draft, key, row_V in zip(drafts, keys, shaped_BV, strict=True):
-        if draft.spread:
-            draft.ranks.append(_likely(draft, key, row_V))
+    _note_likely(shaped_BV, drafts, keys)
     tokens = draw(shaped_BV, shape, keys).tolist()
     for draft, token in zip(drafts, tokens, strict=True):
         draft.take(token)
 
 
-def _likely(draft: Draft, key: int, shaped_V: torch.Tensor) -> tuple[int, ...]:
-    """Tokens the target may well say here, the likeliest first, were the draft's law its own.
+def _note_likely(shaped_BV: torch.Tensor, drafts: Sequence[Draft], keys: Sequence[int]) -> None:
+    """For drafts that look ahead: tokens the target may well say here, likeliest first, were the draft's law its own.
 
     Where it draws with the noise the draft draws with, that noise is known and counts; where it
     draws with other noise, only the law is known.
     """
-    noisy = not (draft.sampled or draft.sampling.greedy)
-    scores_V = shaped_V + gumbel([key], len(shaped_V), shaped_V.device)[0] if noisy else shaped_V
-    values, ids = scores_V.topk(min(draft.spread, len(scores_V)))
-    possible = values > float("-inf")
-    return tuple(ids[possible].tolist())
+    spread = max((draft.spread for draft in drafts), default=0)
+    if not spread:
+        return
+    noisy = [n for n, draft in enumerate(drafts) if draft.spread and not (draft.sampled or draft.sampling.greedy)]
+    scores_BV = shaped_BV
+    if noisy:
+        scores_BV = shaped_BV.clone()
+        scores_BV[noisy] += gumbel([keys[n] for n in noisy], shaped_BV.shape[1], shaped_BV.device)
+    values_BS, ids_BS = scores_BV.topk(min(spread, shaped_BV.shape[1]))
+    possible_B = (values_BS > float("-inf")).sum(dim=1).tolist()
+    for draft, ids, possible in zip(drafts, ids_BS.tolist(), possible_B, strict=True):
+        if draft.spread:
+            draft.ranks.append(tuple(ids[: min(draft.spread, possible)]))
 
 
 def _note_law(draft: Draft, shaped_V: torch.Tensor) -> torch.Tensor:

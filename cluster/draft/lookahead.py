@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -193,11 +194,13 @@ class Lookahead:
         self._states: dict[int, _State] = {}
         self._ids = itertools.count(-1, -1)  # to the proposer, paths are sequences of their own
         self._stood, self._tried = _FIRST_ALPHA * _FIRST_WEIGHT, _FIRST_WEIGHT
-        self._stats = Foresight()
+        self._counts: Counter[str] = Counter()
+        self._pass_ms = self._round_ms = 0.0
 
     @property
     def stats(self) -> Foresight:
-        return replace(self._stats, alpha=self._stood / self._tried)
+        alpha = self._stood / self._tried
+        return Foresight(**self._counts, pass_ms=self._pass_ms, round_ms=self._round_ms, alpha=alpha)
 
     # -- what the server tells ---------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class Lookahead:
         self._follow(state)
         if course.k > 0:
             hit = state.main is not None and bool(state.main.rest(state.known))
-            self._count(hits=int(hit), misses=int(not hit))
+            self._counts["hits" if hit else "misses"] += 1
             self._answer(state)
 
     def closed(self, course: Course) -> None:
@@ -242,8 +245,8 @@ class Lookahead:
         took = (self._clock() - began) * 1e3
         for path in going:
             path.going = path.draft.view.id in left
-        self._stats = replace(self._stats, pass_ms=_fade(self._stats.pass_ms, took))
-        self._count(passes=1)
+        self._pass_ms = _fade(self._pass_ms, took)
+        self._counts["passes"] += 1
         for state in self._states.values():
             if state.wanted and state.main is not None:
                 self._finish(state, state.main)
@@ -256,7 +259,7 @@ class Lookahead:
         now = self._clock()
         if state.settled_at is not None:
             took = (now - state.settled_at) * 1e3
-            self._stats = replace(self._stats, round_ms=_fade(self._stats.round_ms, took))
+            self._round_ms = _fade(self._round_ms, took)
         state.settled_at = now
         if state.flight:
             both = min(len(state.flight), len(emitted))
@@ -295,7 +298,7 @@ class Lookahead:
             self._reply(state, ())
         elif state.main.rest(state.known):
             self._reply(state, state.main.rest(state.known)[: course.k])
-        elif self._stats.pass_ms * (course.k + 1) <= course.desk.wait_s * 1e3:
+        elif self._pass_ms * (course.k + 1) <= course.desk.wait_s * 1e3:
             state.wanted = True
         else:
             self._reply(state, ())
@@ -304,7 +307,7 @@ class Lookahead:
         """Answer who waits, as soon as the draft is long enough."""
         rest = main.rest(state.known)[: state.course.k]
         if len(rest) == state.course.k or not main.going:
-            self._count(in_time=int(bool(rest)))
+            self._counts["in_time"] += bool(rest)
             self._reply(state, rest)
 
     def _reply(self, state: _State, tokens: tuple[int, ...]) -> None:
@@ -344,7 +347,7 @@ class Lookahead:
         """A path of `length` draft tokens; None where the draft's context ends before."""
         course = state.course
         tokens = [*course.tokens, *guess]
-        view = replace(course.view, id=next(self._ids), tokens=tokens, k=length)
+        view = course.seen(next(self._ids), tokens, length)
         self._proposer.open(view)
         main = state.main
         like = main.draft.view.id if main is not None and len(main.draft.view.tokens) <= state.known else None
@@ -354,13 +357,12 @@ class Lookahead:
             return None
         path = _Path(state.known, guess, draft)
         state.paths.append(path)
-        self._count(paths=1)
+        self._counts["paths"] += 1
         return path
 
     def _depth(self, k: int) -> int:
         """Draft tokens of a path for which there is time before the verdict."""
-        stats = self._stats
-        return max(1, min(k, int(stats.round_ms / stats.pass_ms) - 1)) if stats.round_ms and stats.pass_ms else k
+        return max(1, min(k, int(self._round_ms / self._pass_ms) - 1)) if self._round_ms and self._pass_ms else k
 
     def _share(self, depth: int, k: int) -> int:
         """Guesses of one sequence: fewer while others are many, or while passes are too slow for full drafts."""
@@ -372,10 +374,6 @@ class Lookahead:
             if path not in kept:
                 self._proposer.close(path.draft.view.id)
         state.paths = kept
-
-    def _count(self, **more: int) -> None:
-        stats = self._stats
-        self._stats = replace(stats, **{name: getattr(stats, name) + by for name, by in more.items()})
 
 
 class Pearl(Lookahead):

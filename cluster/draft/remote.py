@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -95,11 +95,12 @@ class RemoteProposer:
         self._numbers = itertools.count()
         self._mine: dict[int, _Mine] = {}
         self._round = 0
-        self._stats = RemoteStats()
+        self._counts: Counter[str] = Counter()
+        self._waited_s = 0.0
 
     @property
     def stats(self) -> RemoteStats:
-        return self._stats
+        return RemoteStats(**self._counts, waited_s=self._waited_s)
 
     @property
     def drafters(self) -> int:
@@ -205,7 +206,8 @@ class RemoteProposer:
             if left <= 0 or not any(self._open_question(sequence) for sequence in waiting):
                 break
             self._bell.wait(left)
-        self._count(rounds=1, waited_s=self._clock() - began)
+        self._counts["rounds"] += 1
+        self._waited_s += self._clock() - began
 
     def _open_question(self, sequence: int) -> bool:
         mine = self._mine[sequence]
@@ -245,11 +247,11 @@ class RemoteProposer:
             if sequence in link.known:
                 self._tell_over(link, sequence)
         elif offer is not None and offer.version < link.version:
-            self._count(stale=1)
+            self._counts["stale"] += 1
         elif base < mine.length:
-            self._count(late=offer is not None)
+            self._counts["late"] += offer is not None
         elif base == mine.base and mine.offer is not None:
-            self._count(doubled=offer is not None)
+            self._counts["doubled"] += offer is not None
         else:
             mine.base, mine.offer = base, offer
 
@@ -258,11 +260,11 @@ class RemoteProposer:
         for view in views:
             mine = self._mine[view.id]
             if mine.base != mine.length:
-                self._count(missed=1)
+                self._counts["missed"] += 1
             elif mine.offer is None or not mine.offer.tokens:
-                self._count(nothing=1)
+                self._counts["nothing"] += 1
             else:
-                self._count(hits=1)
+                self._counts["hits"] += 1
                 offers.append(replace(_cut(mine.offer, view.k), source=self.name))
         return offers
 
@@ -273,7 +275,7 @@ class RemoteProposer:
             link = _Link(next(self._numbers), self._arriving.popleft())
             link.channel.listen(self._bell)
             self._links.append(link)
-            self._count(attached=1)
+            self._counts["attached"] += 1
 
     def _send(self, link: _Link, message: object) -> None:
         if not link.alive:
@@ -289,11 +291,7 @@ class RemoteProposer:
             link.alive = False
             self._links.remove(link)
             link.channel.close()
-            self._count(lost=1)
-
-    def _count(self, **more: float) -> None:
-        stats = self._stats
-        self._stats = replace(stats, **{name: getattr(stats, name) + by for name, by in more.items()})
+            self._counts["lost"] += 1
 
 
 def _cut(offer: Offer, k: int) -> Offer:

@@ -18,6 +18,7 @@ import itertools
 import secrets
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -58,16 +59,20 @@ class Course:
     @property
     def view(self) -> SequenceView:
         """As a proposer sees it. `tokens` is live."""
+        return self.seen(self.id, self.tokens, self.k)
+
+    def seen(self, number: int, tokens: Sequence[int], k: int) -> SequenceView:
+        """The same request under another number, with other tokens and k."""
         return SequenceView(
-            id=self.id,
-            tokens=self.tokens,
+            id=number,
+            tokens=tokens,
             prompt_len=self.prompt_len,
             computed_len=self.computed_len,
             sampling=self.sampling,
             rule=self.rule,
             salt=self.salt,
             method=self.method,
-            k=self.k,
+            k=k,
             room=self.room,
             attempt=self.attempt,
             nodes=self.nodes,

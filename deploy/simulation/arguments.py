@@ -20,7 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair.add_argument("--alpha", type=float, default=0.8, metavar="A", help="acceptance (default: %(default)s)")
     pair.add_argument("--acceptance", type=Path, metavar="FILE", help="acceptance by position, measured on a real pair")
     add("--workload", metavar="NAME", help="which of FILE's; default: their mean")
+    add("--miss-power", type=float, default=1.0, metavar="R", help="how soon a miss is among the draft's next tokens")
     add("--k", default="7", metavar="K,...", help="draft lengths (default: %(default)s)")
+    add("--budget", type=int, default=16, metavar="N", help="outcomes guessed ahead a sequence (default: %(default)s)")
+    add("--most-rows", type=int, default=96, metavar="N", help="and a drafter (default: %(default)s)")
+    add("--wait", type=float, default=12.0, metavar="MS", help="for a draft made ahead, at most (default: %(default)s)")
     add("--drafters", type=int, default=1, metavar="N", help="draft devices (default: %(default)s)")
     add(
         "--target-devices",
@@ -30,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="devices whose step times --target gives (default: %(default)s)",
     )
     add("--batches", default="1,8,32", metavar="B,...", help="1 to 64 each (default: %(default)s)")
-    add("--modes", metavar="M,...", help="of none, colocated, sync (default: all)")
+    add("--modes", metavar="M,...", help="of none, colocated, sync, lookahead, pearl (default: all)")
     add("--target-wider", metavar="ROWS:MS,...", help="the target's step times had it the draft devices too")
     add(
         "--wider-efficiency",

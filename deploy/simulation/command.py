@@ -76,14 +76,17 @@ def _cell(scenario: Scenario, mode: Mode, batch: int, kill_at: float | None) -> 
 
 def _scenario(arguments: argparse.Namespace) -> Scenario:
     acceptance = (
-        Acceptance((arguments.alpha,))
+        Acceptance((arguments.alpha,), arguments.miss_power)
         if arguments.acceptance is None
-        else read_acceptance(arguments.acceptance, arguments.workload)
+        else read_acceptance(arguments.acceptance, arguments.workload, arguments.miss_power)
     )
     return Scenario(
         target=StepTimes.parse(arguments.target, arguments.launch),
         draft=StepTimes.parse(arguments.draft, arguments.launch),
         acceptance=acceptance,
+        budget=arguments.budget,
+        most_rows=arguments.most_rows,
+        wait_ms=arguments.wait,
         drafters=arguments.drafters,
         target_devices=arguments.target_devices,
         seconds=arguments.seconds,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
+from cluster.draft.lookahead import Lookahead, Pearl
 from cluster.draft.model import ModelProposer
 from cluster.draft.remote import RemoteProposer
 from cluster.draft.server import DraftServer, Strategy, Sync
@@ -76,7 +77,7 @@ def _draft(scenario: Scenario, mode: Mode, lanes: int, endpoint: Endpoint, name:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its drafters
     proposer = emulated_draft(scenario, script_of(scenario, lanes))
-    server = DraftServer(proposer, _STRATEGIES[mode](proposer))
+    server = DraftServer(proposer, _STRATEGIES[mode](scenario, proposer))
     channel = meet(endpoint, 1, name=name, meet_s=_MEET_S)
     server.attach(channel)
     stop = threading.Event()
@@ -89,4 +90,8 @@ def _draft(scenario: Scenario, mode: Mode, lanes: int, endpoint: Endpoint, name:
     channel.wait_closed(_END_S)
 
 
-_STRATEGIES: Mapping[Mode, Callable[[ModelProposer], Strategy]] = {"sync": Sync}
+_STRATEGIES: Mapping[Mode, Callable[[Scenario, ModelProposer], Strategy]] = {
+    "sync": lambda _, proposer: Sync(proposer),
+    "lookahead": lambda scenario, proposer: Lookahead(proposer, budget=scenario.budget, most_rows=scenario.most_rows),
+    "pearl": lambda _, proposer: Pearl(proposer),
+}

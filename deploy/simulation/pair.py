@@ -14,13 +14,13 @@ from cluster.errors import ConfigError
 from cluster.model.emulated import Acceptance
 
 
-def read_acceptance(path: Path, workload: str | None) -> Acceptance:
+def read_acceptance(path: Path, workload: str | None, miss_power: float = 1.0) -> Acceptance:
     """The acceptance of one workload; None: the mean over all, as far as the shortest reaches. Raises ConfigError."""
     lists = _lists(path)
     if workload is not None and workload not in lists:
         raise ConfigError(f"{path}: no workload {workload!r}; there are {', '.join(lists)}")
     chosen = list(lists.values()) if workload is None else [lists[workload]]
-    return Acceptance(tuple(sum(column) / len(column) for column in zip(*chosen, strict=False)))
+    return Acceptance(tuple(sum(column) / len(column) for column in zip(*chosen, strict=False)), miss_power)
 
 
 def _lists(path: Path) -> dict[str, list[float]]:

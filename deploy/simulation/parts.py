@@ -20,6 +20,10 @@ from cluster.verify.judge import Judge
 from deploy.simulation.scenario import Scenario
 
 _BLOCK = 32
+#: Of a draft's cache, where many paths share what they have in common.
+_DRAFT_BLOCK = 32
+#: Paths alive at once at most, over all lanes.
+_PATHS = 4096
 #: Emulated drafts fail at random: pauses after unlucky rounds would only blur what is measured.
 _NEVER = 1_000_000
 
@@ -31,9 +35,11 @@ def script_of(scenario: Scenario, lanes: int) -> Script:
 
 def emulated_engine(scenario: Scenario, target: EmulatedRunner, script: Script, proposer: Combiner, k: int) -> Engine:
     """An engine for as many sequences as the script has lanes, drafting k tokens a row."""
-    cache = _cache(script, 1)
+    cache = _cache(script)
     lanes = script.lanes
-    knobs = Knobs(k=k, token_budget=lanes * (scenario.k + 1 + _BLOCK), adaptive=False, max_retries=_NEVER)
+    # Drafters keep within it too: every path that is guessed ahead computes up to a block again.
+    budget = lanes * (scenario.k + 1 + scenario.budget * 2 * _BLOCK)
+    knobs = Knobs(k=k, token_budget=budget, adaptive=False, max_retries=_NEVER)
     return Engine(
         Parts(
             runner=target,
@@ -50,9 +56,12 @@ def emulated_engine(scenario: Scenario, target: EmulatedRunner, script: Script, 
 def emulated_draft(scenario: Scenario, script: Script) -> ModelProposer:
     """A draft model with a device and a cache of its own."""
     runner = EmulatedRunner(script, scenario.draft, script.ranks(scenario.acceptance, scenario.k))
-    return ModelProposer(runner, _cache(script, 1), script.length - 1)
+    # Paths that are guessed ahead share what is known: only the newest block of it is computed for each of them.
+    blocks = script.lanes * (script.length // _DRAFT_BLOCK + 1) + _PATHS * (2 * scenario.k // _DRAFT_BLOCK + 3)
+    cache = KVCache(BlockPool(blocks), _DRAFT_BLOCK, KeyContext("emulated draft"))
+    return ModelProposer(runner, cache, script.length - 1)
 
 
-def _cache(script: Script, texts: int) -> KVCache:
-    blocks = script.lanes * (script.length // _BLOCK + 2) * texts
+def _cache(script: Script) -> KVCache:
+    blocks = script.lanes * (script.length // _BLOCK + 2)
     return KVCache(BlockPool(blocks), _BLOCK, KeyContext("emulated"), prefix=False)

@@ -6,14 +6,16 @@ Refuses to know: overheads: a prediction has none, so that the difference shows 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.control.latency import expected_tokens, survival
-from deploy.simulation.playback import ALONE, Played, play
+from cluster.control.latency import expected_tokens, hits, survival
+from cluster.draft.lookahead import AllAccepted, FanOut, Guessing
+from deploy.simulation.playback import ALONE, Guesses, Played, play
 from deploy.simulation.scenario import Mode, Scenario
 
 #: Draft lengths among which the best is looked for.
@@ -46,7 +48,10 @@ def predict(scenario: Scenario, mode: Mode, batch: int) -> Prediction:
 
 def played(scenario: Scenario, mode: Mode, texts: Sequence[npt.NDArray[np.int64]]) -> Played:
     """The rounds of a mode over texts, each the ranks at its positions."""
-    return ALONE if mode == "none" else play(texts, scenario.k)
+    if mode == "none":
+        return ALONE
+    guessing = _GUESSING.get(mode)
+    return play(texts, scenario.k, None if guessing is None else guesses_of(scenario, guessing, len(texts)))
 
 
 def best_k(scenario: Scenario, mode: Mode, batch: int) -> int:
@@ -66,8 +71,40 @@ def _turns(scenario: Scenario, batch: int, drafters: int) -> Prediction:
     return Prediction(batch, expected_tokens(alphas, k), 1.0, scenario.target.ms(batch * (k + 1)), draft_ms)
 
 
+def _ahead(scenario: Scenario, batch: int, guessing: Guessing) -> Prediction:
+    """Rounds of rows that hit, with k drafts, and rows that missed, with none (SSD's theorem 7 by row, not by batch).
+
+    The drafter needs k + 1 passes a round, one token of every path at a time. Where they take longer than the
+    verification, the target waits for the rest.
+    """
+    alphas, k = scenario.acceptance.alphas, scenario.k
+    guesses = guesses_of(scenario, guessing, batch)
+    power = scenario.acceptance.miss_power
+    hit = hits(alphas, k, guesses.after_draft, guesses.after_plain, power).share
+    tokens = hit * expected_tokens(alphas, k) + (1 - hit)
+    target_ms = sum(
+        math.comb(batch, n) * hit**n * (1 - hit) ** (batch - n) * scenario.target.ms(batch + n * k)
+        for n in range(batch + 1)
+    )
+    paths = batch / scenario.drafters * sum(guesses.after_draft)
+    ahead_ms = (k + 1) * scenario.draft.ms(paths)
+    return Prediction(batch, tokens, hit, target_ms, max(0.0, ahead_ms - target_ms))
+
+
+def guesses_of(scenario: Scenario, guessing: Guessing, batch: int) -> Guesses:
+    """How many outcomes lookahead guesses, by how many drafts stood; after a plain round its own draft goes on too."""
+    chances = survival(scenario.acceptance.alphas, scenario.k)
+    stood = sum(chances[1:])
+    alpha = stood / (stood + 1 - chances[-1])
+    share = max(1, min(scenario.budget, scenario.most_rows // math.ceil(batch / scenario.drafters)))
+    return Guesses(guessing.widths(alpha, scenario.k, share), 1 + guessing.widths(alpha, 0, share)[0])
+
+
+_GUESSING: Mapping[Mode, Guessing] = {"lookahead": FanOut(), "pearl": AllAccepted()}
 _PREDICTIONS: Mapping[Mode, Callable[[Scenario, int], Prediction]] = {
     "none": _none,
     "colocated": lambda scenario, batch: _turns(scenario, batch, 1),
     "sync": lambda scenario, batch: _turns(scenario, batch, min(batch, scenario.drafters)),
+    "lookahead": lambda scenario, batch: _ahead(scenario, batch, _GUESSING["lookahead"]),
+    "pearl": lambda scenario, batch: _ahead(scenario, batch, _GUESSING["pearl"]),
 }

@@ -104,7 +104,7 @@ class Report:
             if cell.mode != "none" and cell.scenario.k == self._cells[-1].scenario.k:
                 best = best_k(cell.scenario, cell.mode, cell.batch)
                 lines.append(f"batch {cell.batch}, {cell.mode}: best k by prediction {best}")
-        return [*lines, *self._worth(), *self._deaths()]
+        return [*lines, *self._planes(), *self._worth(), *self._deaths()]
 
     def document(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -113,6 +113,14 @@ class Report:
             "wider": [self._entry(cell, self._wider) for cell in self._wider],
             "answers": self.answers(),
         }
+
+    def _planes(self) -> list[str]:
+        return [
+            f"batch {cell.batch}, {cell.mode}: half of the rounds with every draft there spent under "
+            f"{cell.measured.plane_ms:.1f} ms on handing outcomes over and drafts back"
+            for cell in self._cells
+            if cell.mode in ("lookahead", "pearl") and cell.measured.plane_ms
+        ]
 
     def _worth(self) -> list[str]:
         lines = []

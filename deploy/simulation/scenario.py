@@ -14,8 +14,8 @@ from cluster.errors import ConfigError
 from cluster.model.emulated import Acceptance, StepTimes
 
 #: none: the target alone. colocated: the draft takes turns with the target on its devices. sync: the draft has its own,
-#: and the target waits for it.
-Mode = Literal["none", "colocated", "sync"]
+#: and the target waits for it. lookahead, pearl: it drafts while the target verifies, for many outcomes or for one.
+Mode = Literal["none", "colocated", "sync", "lookahead", "pearl"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 #: Tokens of every prompt.
@@ -28,7 +28,8 @@ _SPARE_S = 3.0
 class Scenario:
     """One pair on its devices.
 
-    k: draft length.
+    k: draft length. budget: outcomes guessed ahead a sequence and round; most_rows: of all sequences of a drafter.
+    wait_ms: how long a row waits for the answer of a drafter that drafts ahead.
     drafters: draft devices, one process each. target_devices: what the target's step times are the times of.
     seconds: how long each measurement runs.
     """
@@ -37,15 +38,20 @@ class Scenario:
     draft: StepTimes
     acceptance: Acceptance
     k: int = 7
+    budget: int = 16
+    most_rows: int = 96
+    wait_ms: float = 12.0
     drafters: int = 1
     target_devices: int = 4
     seconds: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("k", "drafters", "target_devices"):
+        for name in ("k", "budget", "most_rows", "drafters", "target_devices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.wait_ms <= 1000:
+            raise ConfigError(f"wait_ms must be above 0 and at most 1000, not {self.wait_ms}")
         if not 0 < self.seconds <= 600:
             raise ConfigError(f"seconds must be above 0 and at most 600, not {self.seconds}")
 

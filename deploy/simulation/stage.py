@@ -19,8 +19,8 @@ from deploy.simulation.measure import Running
 from deploy.simulation.parts import emulated_draft, emulated_engine, script_of
 from deploy.simulation.scenario import Mode, Scenario
 
-#: How long a row waits for its own draft, in seconds: longer than any emulated round, shorter than a hang.
-_WAIT_S = 5.0
+#: How long a row of mode sync waits for its own draft, in seconds: longer than any emulated round, shorter than a hang.
+_SYNC_WAIT_S = 5.0
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def staged(scenario: Scenario, mode: Mode, batch: int) -> Iterator[Running]:
         if mode == "colocated":
             proposers.append(emulated_draft(scenario, script))
         elif mode != "none":
-            remote = RemoteProposer("model", _WAIT_S)
+            remote = RemoteProposer("model", _SYNC_WAIT_S if mode == "sync" else scenario.wait_ms / 1e3)
             drafters = stack.enter_context(started(scenario, mode, batch, remote))
             proposers.append(remote)
         gauge = Gauge(FirstOffer(proposers))

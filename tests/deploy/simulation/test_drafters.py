@@ -31,14 +31,14 @@ def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("mode", ["sync"])
+@pytest.mark.parametrize("mode", ["sync", "lookahead", "pearl"])
 def test_a_killed_drafter_costs_its_speed_up_and_nothing_else(mode: Mode) -> None:
     with staged(SCENARIO, mode, 2) as running:
         course = measure(running, 2, SCENARIO.seconds, kill_at=0.2)  # compares every token with the target's text
     before = Measurement.of([r for r in course.rounds if r.at_s < 0.2])
     after = Measurement.of(course.rounds[-20:])
-    assert before.hit > 0.5
-    assert before.tokens > 2
+    assert before.hit > 0.1
+    assert before.tokens > 1.1
     assert (after.hit, after.tokens) == (0.0, 1.0)
     assert running.gauge.names == ("model",)
 

@@ -48,6 +48,19 @@ def test_predictions_of_drafting_in_turns() -> None:
     assert best_k(dear, "colocated", 1) < best_k(SCENARIO, "colocated", 1)
 
 
+def test_predictions_of_drafting_ahead() -> None:
+    turns, ahead, one = (predict(SCENARIO, mode, 1) for mode in ("sync", "lookahead", "pearl"))
+    assert one.hit < ahead.hit < 1
+    assert turns.tokens_s < one.tokens_s < ahead.tokens_s
+    assert ahead.tokens == pytest.approx(ahead.hit * 4.1611 + 1 - ahead.hit, rel=1e-4)
+    assert (ahead.target_ms, ahead.draft_ms) == (pytest.approx(20), 0)
+    slow = predict(replace(SCENARIO, draft=StepTimes.parse("3")), "lookahead", 1)
+    assert slow.round_ms == pytest.approx(8 * 3)
+    crowded = predict(SCENARIO, "lookahead", 32)
+    assert crowded.hit < ahead.hit  # the same rows for more sequences
+    assert 23.9 < crowded.target_ms < 60
+
+
 def test_a_difference_is_named_by_what_it_is_made_of() -> None:
     told = cell("colocated", 2, 0.04, draft_s=0.0145).because()
     assert told.startswith("luck of the text -52%, engine +5.5 ms, drafting +0.5 ms")
