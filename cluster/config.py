@@ -179,6 +179,12 @@ class ServingConfig(StrictModel):
 
     name: str | None = Field(None, description="model id in the API; default: the target's own name")
     max_tokens: Whole = Field(1024, ge=1, description="default answer length when a request names none")
+    failovers: Whole = Field(
+        4, ge=0, le=100, description="lost engines after which an answer is given up; 0: after the first"
+    )
+    failover_s: float = Field(
+        120.0, gt=0, le=600, description="longest an answer stands still after a loss before it is given up, seconds"
+    )
 
 
 class Config(EngineConfig):

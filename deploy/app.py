@@ -22,17 +22,19 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
+from ray.serve.metrics import Counter
 
 from actors.asking import ASK_S, ask, translate
 from actors.launch import Crew
 from cluster.config import Config, parse, parse_knobs
-from cluster.errors import OutriderError
+from cluster.errors import EngineStopped, OutriderError, Overloaded, PeerLost, RequestError
 from cluster.messages import Delta, TokenLogprob
 from cluster.request import Request
 from cluster.text.tokenizer import Tokenizer
 from deploy.asks import Ask, Card, Echo, Piece, Spelled
 from deploy.drafters import drafter_deployments, loans
+from deploy.failover import Failover, Patience
 from deploy.openai.answer import Service
 from deploy.openai.routes import openai_app
 from deploy.openai.stream import Json
@@ -79,7 +81,9 @@ def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> s
         graceful_shutdown_timeout_s=10,
     )(serve.ingress()(Ingress)).options(**overrides.get("Ingress", {}))
     drafters = drafter_deployments(config, overrides)
-    return ingress.bind(engine.bind(config, drafters), served_name(config), config.serving.max_tokens)
+    serving = config.serving
+    patience = Patience(serving.failovers, serving.failover_s)
+    return ingress.bind(engine.bind(config, drafters), served_name(config), serving.max_tokens, patience)
 
 
 def served_name(config: Config) -> str:
@@ -90,8 +94,16 @@ def served_name(config: Config) -> str:
 class Ingress:
     """Speaks the OpenAI API over HTTP, and the same calls over a Serve handle."""
 
-    def __init__(self, engine: Any, name: str, max_tokens: int) -> None:
-        self._service = Service(EngineHandle(engine), name, max_tokens)
+    def __init__(self, engine: Any, name: str, max_tokens: int, patience: Patience) -> None:
+        self._failovers = Counter(
+            "outrider_failovers", "Engines lost under a request, by what became of it.", tag_keys=("outcome",)
+        )
+        backend = Failover(EngineHandle(engine), patience, self._note)
+        self._service = Service(backend, name, max_tokens)
+
+    def _note(self, outcome: str, why: str) -> None:
+        self._failovers.inc(1, {"outcome": outcome})
+        _log.warning("an engine was lost under a request, %s: %s", outcome, why)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return openai_app(self._service, translate_serve)
@@ -118,6 +130,7 @@ class EngineReplica:
     async def __init__(self, config: Config, drafters: Mapping[int, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._created = int(time.time())
+        self._ending = False
         name = serve.get_replica_context().replica_id.unique_id
         self._crew = await Crew.start(config, name, _log.info, loans(config, drafters))
         self._verifier = self._crew.verifier
@@ -131,7 +144,12 @@ class EngineReplica:
         _log.info("knobs in force: %s", knobs)
 
     async def generate(self, wanted: Ask) -> AsyncIterator[Piece]:
-        """Pieces of one answer. Closing or cancelling aborts the request in the engine."""
+        """Pieces of one answer. Closing or cancelling aborts the request in the engine.
+
+        PeerLost: the engine was lost under the request. EngineStopped: it was lost before, nothing was tried.
+        """
+        if self._ending:
+            raise EngineStopped("this engine was lost and is being replaced")
         request = await self._request(wanted)
         echo = self._echo(wanted.prompt, request.prompt) if wanted.echo else None
         deltas = self._verifier.generate.options(num_returns="streaming").remote(request, wanted.stream)
@@ -143,7 +161,7 @@ class EngineReplica:
                 yield self._piece(delta, echo)
                 echo = None
         except RayError as error:
-            raise translate(error) from error
+            raise self._told(error) from error
         finally:
             if not finished:
                 with suppress(RayError):
@@ -155,6 +173,8 @@ class EngineReplica:
 
     async def status(self) -> dict[str, Any]:
         """The engine's counts between two steps."""
+        if self._ending:
+            raise EngineStopped("this engine was lost and is being replaced")
         return asdict(await ask(self._verifier.status.remote(), HEALTH_S))
 
     async def check_health(self) -> None:
@@ -162,8 +182,23 @@ class EngineReplica:
         try:
             await ask(self._verifier.check_health.remote(), HEALTH_S)
         except OutriderError:
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
+            self._end()
             raise
+
+    def _told(self, error: RayError) -> BaseException:
+        """An error of the engine as those hear it whose request it had."""
+        told = translate(error)
+        if isinstance(told, RequestError | Overloaded) or not isinstance(told, OutriderError):
+            return told
+        if isinstance(error, RayActorError) or not isinstance(told, PeerLost):
+            self._end()  # dead, or its loop has ended; otherwise it is only slow, and health says for how long
+        return PeerLost(str(told))
+
+    def _end(self) -> None:
+        """Leave, with the time it takes to tell everyone whose request was here."""
+        if not self._ending:
+            self._ending = True
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
 
     async def _request(self, wanted: Ask) -> Request:
         encode: Callable[[Any], list[int]] = self._tokenizer.encode_chat
@@ -183,6 +218,8 @@ class EngineReplica:
             wanted.group,
             wanted.key,
             wanted.priority,
+            wanted.emitted,
+            wanted.attempt,
         )
 
     def _echo(self, prompt: Any, ids: tuple[int, ...]) -> Echo:

@@ -36,7 +36,7 @@ class Ask:
     chat template.
     stream: whether pieces are wanted as they come or as one.
     echo: whether the first piece says the prompt again.
-    group, key, priority: as in cluster.request.Request.
+    group, key, priority, emitted, attempt: as in cluster.request.Request.
     """
 
     id: str
@@ -50,6 +50,8 @@ class Ask:
     key: str = ""
     priority: int = 0
     echo: bool = False
+    emitted: tuple[int, ...] = ()
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Usage:
     preemptions: int = 0
     rule: str = ""
     lossy: bool = False
+    failovers: int = 0
 
     @classmethod
     def read(cls, body: Json) -> Usage:
@@ -54,6 +55,7 @@ class Usage:
             preemptions=ours["preemptions"],
             rule=ours["rule"],
             lossy=ours["lossy"],
+            failovers=ours["failovers"],
         )
 
     @property

@@ -109,7 +109,8 @@ async def _events(
 
 
 def _event(value: Json) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    # In ASCII: readers of lines break them at U+0085, U+2028 and others that JSON leaves as they are.
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
 class _Events(StreamingResponse):

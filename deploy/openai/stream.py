@@ -230,6 +230,7 @@ def usage(statistics: Sequence[Statistics], per_prompt: int) -> Json:
             "by_source": _sources(count for s in statistics for count in s.by_source),
             "rule": ", ".join(dict.fromkeys(s.rule for s in statistics)),
             "lossy": any(s.lossy for s in statistics),
+            "failovers": sum(s.failovers for s in statistics),
         },
     }
 

@@ -72,6 +72,7 @@ async def test_a_whole_chat(server: Server) -> None:
         "outrider": {
             "drafted": 8, "accepted": 4, "rounds": 5, "accepted_by_position": [4], "drafted_by_position": [8],
             "preemptions": 0, "by_source": {"lookup": {"drafted": 8, "accepted": 4}}, "rule": "coupled", "lossy": False,
+            "failovers": 0,
         },
     }  # fmt: skip
 
@@ -236,3 +237,13 @@ async def test_a_leaving_client_closes_every_source(server: Server) -> None:
         await server.app(scope, receive, send)
     assert sent < 40
     assert len(server.backend.closed) == 2
+
+
+async def test_an_event_is_one_line_whatever_is_in_it() -> None:
+    """Readers of lines also break at these."""
+    odd = "a\x0b\x0c\x1c\x85\u2028\u2029\rb"
+    server = Server(FakeBackend(odd))
+    response = await server.post(TEXT, prompt="x", stream=True)
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == odd
+    await server.http.aclose()

@@ -169,13 +169,13 @@ def test_the_page_of_the_api_has_every_field_and_every_figure() -> None:
     assert figures["outrider"].keys() - named == set()
     assert set(re.findall(r"^\| `(\w+)`(?:, `(\w+)`)?.* \|$", page.partition("## Usage")[2], re.MULTILINE)) == {
         ("rounds", ""), ("drafted", "accepted"), ("drafted_by_position", "accepted_by_position"), ("by_source", ""),
-        ("preemptions", ""), ("rule", "lossy"),
+        ("preemptions", ""), ("failovers", ""), ("rule", "lossy"),
     }  # fmt: skip
 
 
 def test_a_client_reads_every_figure() -> None:
     figures = usage(
-        [Statistics(5, 1, 9, 4, 8, 5, (3, 2), (4, 4), 1, (SourceCount("ngram", 8, 5),), "typical", True)], 1
+        [Statistics(5, 1, 9, 4, 8, 5, (3, 2), (4, 4), 1, (SourceCount("ngram", 8, 5),), "typical", True, 2)], 1
     )
     read_back = dataclasses.asdict(Usage.read(figures))
     ours = {name: tuple(value) if isinstance(value, list) else value for name, value in figures["outrider"].items()}

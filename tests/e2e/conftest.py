@@ -50,13 +50,19 @@ def healthy(url: str) -> dict[str, Any] | None:
     return None
 
 
-def pid_of(title: str, below: int) -> int | None:
-    """The process below `below` that Ray has given this title."""
+def pids_of(title: str, below: int) -> list[int]:
+    """The processes below `below` that Ray has given this title."""
+    found = []
     for pid, _ in descendants(below):
         with contextlib.suppress(OSError):
             if title in Path(f"/proc/{pid}/cmdline").read_text():
-                return pid
-    return None
+                found.append(pid)
+    return found
+
+
+def pid_of(title: str, below: int) -> int | None:
+    """The first of them."""
+    return next(iter(pids_of(title, below)), None)
 
 
 def alive(processes: list[Process]) -> list[int]:

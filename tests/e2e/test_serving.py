@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from cluster.errors import OutriderError, PromptTooLong, RequestError, UnknownModel
+from cluster.errors import PromptTooLong, RequestError, UnknownModel
 from deploy.client import AsyncClient, Client
 from deploy.local import LocalServing, ServeFile
-from tests.e2e.conftest import healthy, pid_of, wait_until
+from tests.e2e.conftest import healthy, pid_of, pids_of, wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -31,6 +32,7 @@ pytestmark = [
 
 TURNS: Any = [{"role": "user", "content": "the sea and the sea and the sea"}]
 VERIFIER = "ray::VerifierProcess"
+REPLICA = "ray::ServeReplica:outrider:Engine"
 
 
 @pytest.fixture(scope="module")
@@ -224,17 +226,75 @@ def test_a_whole_answer_nobody_waits_for_is_dropped(url: str) -> None:
     assert engine(url)["steps"] - before < 440
 
 
-def test_a_killed_engine_is_replaced(client: Client, url: str) -> None:
-    text = client.chat(TURNS, max_tokens=12, temperature=0).text
+LONG: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True, "temperature": 1.0}
+
+
+def killed_under(url: str, title: str, calls: int, client: Client) -> list[tuple[str, int]]:
+    """Text and failovers of `calls` streams, the process called `title` killed once all of them have begun."""
+    begun = Barrier(calls + 1)
+
+    def one(seed: int) -> tuple[str, int]:
+        said, usage, stream = "", None, client.complete("on and on", stream=True, seed=seed, **LONG)
+        for count, chunk in enumerate(stream):
+            if count == 1:
+                begun.wait(60.0)
+            said += chunk.text
+            usage = chunk.usage or usage
+        assert usage is not None
+        assert usage.completion_tokens == LONG["max_tokens"]
+        return said, usage.failovers
+
+    with ThreadPoolExecutor(calls) as pool:
+        streams = [pool.submit(one, seed) for seed in range(calls)]
+        begun.wait(60.0)
+        pid = pid_of(title, os.getpid())
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        told = [stream.result(100.0) for stream in streams]
+    assert pid_of(VERIFIER, os.getpid()) not in (None, pid)
+    assert engine(url)["blocks_owned"] == 0
+    return told
+
+
+@pytest.mark.parametrize(("title", "calls"), [(VERIFIER, 20), (REPLICA, 4)])
+def test_streams_outlive_their_engine(client: Client, url: str, title: str, calls: int) -> None:
+    """Killed with answers under way, at temperature 1: every client reads what it would have read."""
+    with ThreadPoolExecutor(calls) as pool:
+        whole = list(pool.map(lambda seed: client.complete("on and on", seed=seed, **LONG).text, range(calls)))
+    told = killed_under(url, title, calls, client)
+    assert [text for text, _ in told] == whole
+    assert all(failovers == 1 for _, failovers in told)
+    wait_until(
+        lambda: len(pids_of(VERIFIER, os.getpid())) == 1, 30.0, "one engine is left, and no process of the lost one"
+    )
+
+
+def test_whole_answers_and_handles_outlive_it_too(client: Client, url: str) -> None:
+    from ray import serve
+
+    options: dict[str, Any] = {**LONG, "n": 2, "seed": 5, "max_tokens": 400}
+    whole = client.complete("far", **options)
+    inside = Client.from_handle(serve.get_app_handle("outrider"), silence_s=60.0)
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(way.complete, "far", **options) for way in (client, inside)]
+        wait_until(lambda: engine(url)["running"] == 4, 10.0, "both are under way")
+        pid = pid_of(VERIFIER, os.getpid())
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        told = [answer.result(100.0) for answer in answers]
+    for answer in told:
+        assert [choice.text for choice in answer.choices] == [choice.text for choice in whole.choices]
+        assert answer.usage.failovers == 2
+    inside.close()
+
+
+def test_a_client_that_leaves_while_its_engine_is_lost_leaves_nothing(client: Client, url: str) -> None:
+    chunks = client.complete("x", stream=True, **LONG)
+    next(chunks)
     pid = pid_of(VERIFIER, os.getpid())
     assert pid is not None
-    chunks = client.complete("x", stream=True, max_tokens=450, ignore_eos=True)
-    next(chunks)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(OutriderError):
-        list(chunks)
-    with pytest.raises(OutriderError):  # until the new one stands, callers are told; nobody hangs
-        client.chat(TURNS, max_tokens=12, temperature=0)
+    chunks.close()
     wait_until(lambda: healthy(url), 60.0, "a new engine answers")
-    assert pid_of(VERIFIER, os.getpid()) not in (None, pid)
-    assert client.chat(TURNS, max_tokens=12, temperature=0).text == text
+    now = engine(url)
+    assert (now["running"], now["waiting"], now["blocks_owned"]) == (0, 0, 0)
