@@ -106,7 +106,7 @@ def test_a_draw_read_at_every_node_is_seen(rule: RuleName, monkeypatch: pytest.M
     assert p_value(rule, "model")[0] < LEAST_P
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(setups, batches(rich_samplings, largest=4))
 def test_trees_chains_and_plain_rows_share_steps(setup: FakeSetup, asked: list[Request]) -> None:
     """Penalties, cuts, stop strings and log-probabilities see one token at a time along the path."""
@@ -120,7 +120,7 @@ def test_trees_chains_and_plain_rows_share_steps(setup: FakeSetup, asked: list[R
     engine = fake_engine(setup, LAWS, [RandomTrees(VOCAB, 4), ngram(), drafter], text=True)
     told = run(engine, asked)
     for request in asked:
-        answer, twin = told[request.id], alone(request, text=True)
+        answer, twin = told[request.id], alone(replace(request, speculation=Speculation()), text=True)
         assert (answer.tokens, answer.finish, answer.text) == (twin.tokens, twin.finish, twin.text)
         assert answer.logprobs == twin.logprobs
 
