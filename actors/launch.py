@@ -26,10 +26,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.asking import ASK_S, ask, wait_ready
 from actors.drafter import Drafter
 from actors.lead import VerifierProcess
+from actors.loop import Phase
 from actors.shard import Shard
 from actors.supervisor import Borrower, Keeper
 from cluster.config import EngineConfig
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, PeerLost
 from cluster.parallel.topology import Node, Placement, Role, Seat, plan, plan_drafter, seated, shortage, told
 
 Report = Callable[[str], None]
@@ -93,6 +94,14 @@ class Crew:
         await asyncio.gather(*(keeper.start() for keeper in self.keepers))
         for borrower in self.borrowers:
             borrower.start()
+
+    async def check(self, deadline_s: float) -> None:
+        """Health is forward progress, and ranks that follow. Raises EngineStopped, PeerLost."""
+        await ask(self.verifier.check_health.remote(), deadline_s)
+        states = await asyncio.gather(*(ask(shard.progress.remote(), deadline_s) for shard in self.shards))
+        for rank, now in enumerate(states, start=1):
+            if now.phase is not Phase.RUNNING:
+                raise PeerLost(f"rank {rank} of the target {now.phase.value}: {now.error!r}")
 
     def end(self) -> None:
         """Kill every process and give the room back."""

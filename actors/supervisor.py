@@ -78,7 +78,8 @@ class Keeper:
     async def start(self) -> None:
         """Pair drafter and verifier, which both stand, and keep them so from now on."""
         pair = self._pair()
-        await pair.join()
+        with contextlib.suppress(*_FAULTS):  # the first look joins them
+            await pair.join()
         self._task = asyncio.create_task(self._keep(pair))
 
     def end(self) -> None:

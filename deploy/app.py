@@ -180,7 +180,7 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Well while the engine makes progress. A replica without an engine ends, and is replaced."""
         try:
-            await ask(self._verifier.check_health.remote(), HEALTH_S)
+            await self._crew.check(HEALTH_S)
         except OutriderError:
             self._end()
             raise

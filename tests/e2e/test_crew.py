@@ -122,6 +122,12 @@ def kill(title: str) -> Callable[[], None]:
     return lambda: os.kill(pids(title)[0], signal.SIGKILL)
 
 
+async def until_unwell(crew: Crew) -> None:
+    for _ in range(100):
+        await crew.check(10.0)
+        await asyncio.sleep(0.1)
+
+
 def require_nothing_left() -> None:
     wait_until(lambda: not any(pids(title) for title in TITLES), 20.0, "every process of the engine has ended")
     states = {entry["state"] for entry in placement_group_table().values()}
@@ -183,7 +189,32 @@ async def test_the_death_of_a_rank_ends_the_answer_with_an_error_of_ours(
         with pytest.raises(OutriderError):
             await answer(crew, "a", long, kill(title))
         with pytest.raises(OutriderError):
-            await ask(crew.verifier.check_health.remote(), 10.0)
+            await crew.check(10.0)
+    require_nothing_left()
+
+
+async def test_the_death_of_an_idle_shard_is_noticed(local_ray: None, tiny_llama: Path) -> None:
+    async with running(config_of(tiny_llama, 2, 0), "idle-shard") as crew:
+        await crew.check(10.0)
+        kill("ray::Shard")()
+        with pytest.raises(OutriderError):
+            await until_unwell(crew)
+    require_nothing_left()
+
+
+@pytest.mark.soak
+async def test_an_engine_whose_owner_is_killed_leaves_nothing(local_ray: None, tiny_llama: Path) -> None:
+    class Owner:
+        async def __init__(self, config: EngineConfig) -> None:  # type: ignore[misc]
+            self.crew = await Crew.start(config, "orphans", lambda _: None)
+
+        async def pid(self) -> int:
+            return os.getpid()
+
+    owner = ray.remote(Owner).options(num_cpus=0).remote(config_of(tiny_llama, 2, 1))
+    pid = await ask(owner.pid.remote(), 200.0)
+    assert all(pids(title) for title in TITLES)
+    os.kill(pid, signal.SIGKILL)
     require_nothing_left()
 
 
