@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -127,6 +128,10 @@ class _Path:
         """At positions start, start + 1, ..."""
         return (*self.guess, *self.draft.tokens)
 
+    def agrees(self, emitted: Sequence[int]) -> bool:
+        """Whether its guess, as far as it goes, is what was emitted: soon said, and few are."""
+        return all(map(eq, self.guess, emitted))
+
     def rest(self, known: int) -> tuple[int, ...]:
         """Its tokens after the first `known` of the sequence."""
         return self.tokens[known - self.start :]
@@ -194,6 +199,7 @@ class Lookahead:
         self._states: dict[int, _State] = {}
         self._ids = itertools.count(-1, -1)  # to the proposer, paths are sequences of their own
         self._stood, self._tried = _FIRST_ALPHA * _FIRST_WEIGHT, _FIRST_WEIGHT
+        self._left: list[int] = []
         self._counts: Counter[str] = Counter()
         self._pass_ms = self._round_ms = 0.0
 
@@ -235,6 +241,10 @@ class Lookahead:
 
     def work(self, knobs: Knobs) -> bool:
         """One pass for every path that grows."""
+        # Paths left behind are closed here and not when a verdict leaves them: answers go out first.
+        for number in self._left:
+            self._proposer.close(number)
+        self._left.clear()
         for state in self._states.values():
             self._plan(state)
         going = [path for state in self._states.values() for path in state.paths if path.going]
@@ -276,7 +286,8 @@ class Lookahead:
             [
                 path
                 for path in state.paths
-                if len(path.tokens) + path.going > known - path.start
+                if path.agrees(tokens[path.start : known])
+                and len(path.tokens) + path.going > known - path.start
                 and list(path.tokens[: known - path.start]) == tokens[path.start : known]
                 and path.draft.sampled == sampled
                 and not (sampled and (path.offered or known - path.start < len(path.guess)))
@@ -372,7 +383,7 @@ class Lookahead:
     def _keep(self, state: _State, kept: list[_Path]) -> None:
         for path in state.paths:
             if path not in kept:
-                self._proposer.close(path.draft.view.id)
+                self._left.append(path.draft.view.id)
         state.paths = kept
 
 
