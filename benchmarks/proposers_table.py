@@ -138,7 +138,8 @@ def markdown(lines: Sequence[dict[str, Any]]) -> str:
     head = ["file", "T", "proposer", "k", "prompts", "same tokens", "alpha by position", "tau", "loop-free", "looping"]
     head += [f"tokens/s against none, batch {batch}" for batch in batches]
     table = [head, ["---"] * len(head)]
-    for entry in sorted(lines, key=lambda e: (e["kind"], e["temperature"])):  # proposers in the order they were run
+    order = list(dict.fromkeys(entry["proposer"] for entry in lines))  # as they were run
+    for entry in sorted(lines, key=lambda e: (e["kind"], e["temperature"], order.index(e["proposer"]), e["k"])):
         chances = " ".join("-" if alpha is None else f"{alpha:.2f}".lstrip("0") for alpha in entry["alphas"])
         speeds = [entry["speed"].get(batch) for batch in batches]
         table.append(
