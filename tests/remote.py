@@ -100,6 +100,11 @@ class PumpedChannel:
         self.server.step()
 
 
+def timeless(kind: Callable[..., Strategy]) -> MakeStrategy:
+    """A strategy for which no time passes: how far it drafts does not hang on this machine."""
+    return lambda proposer: kind(proposer, clock=lambda: 0.0)
+
+
 def pumped(server: DraftServer, faults: Faults = NONE, seed: int = 0, steps: int = 50) -> PumpedChannel:
     """The verifier's end of a new channel to `server`."""
     random = np.random.default_rng(seed)

@@ -96,7 +96,8 @@ class Foresight:
     """What became of the outcomes that were guessed, since the start, and what was measured.
 
     hits, misses: verdicts that led along a path, and that did not. in_time: drafts made after a miss while the
-    verifier waited. paths, passes: drafts begun, forward passes. pass_ms, round_ms: lately.
+    verifier waited. paths, passes: drafts begun, forward passes. pass_ms, round_ms: of a pass, and from an answer
+    to the verdict on it, lately.
     """
 
     hits: int = 0
@@ -166,7 +167,7 @@ class _State:
     answered: int = -1
     asked: int = -1
     wanted: bool = False
-    settled_at: float | None = None
+    replied_at: float | None = None
 
     @property
     def known(self) -> int:
@@ -266,11 +267,10 @@ class Lookahead:
 
     def _learn(self, state: _State, emitted: tuple[int, ...]) -> None:
         """How long the flight stood, and how long the target took."""
-        now = self._clock()
-        if state.settled_at is not None:
-            took = (now - state.settled_at) * 1e3
+        if state.replied_at is not None:
+            took = (self._clock() - state.replied_at) * 1e3
             self._round_ms = _fade(self._round_ms, took)
-        state.settled_at = now
+            state.replied_at = None
         if state.flight:
             both = min(len(state.flight), len(emitted))
             stood = next((n for n in range(both) if state.flight[n] != emitted[n]), both)
@@ -323,6 +323,7 @@ class Lookahead:
 
     def _reply(self, state: _State, tokens: tuple[int, ...]) -> None:
         state.answered, state.flight, state.wanted, state.planned = state.known, tokens, False, set()
+        state.replied_at = self._clock()
         if not tokens or state.main is None:
             state.course.reply(None)
             return
@@ -372,8 +373,13 @@ class Lookahead:
         return path
 
     def _depth(self, k: int) -> int:
-        """Draft tokens of a path for which there is time before the verdict."""
-        return max(1, min(k, int(self._round_ms / self._pass_ms) - 1)) if self._round_ms and self._pass_ms else k
+        """Draft tokens of a path for which there is time before the verdict, the likely ones after them included.
+
+        Half a pass is spared: a verdict that comes in the middle of one waits for its end.
+        """
+        if not self._round_ms or not self._pass_ms:
+            return k
+        return max(1, min(k, int(self._round_ms / self._pass_ms - 0.5) - 1))
 
     def _share(self, depth: int, k: int) -> int:
         """Guesses of one sequence: fewer while others are many, or while passes are too slow for full drafts."""
@@ -390,8 +396,8 @@ class Lookahead:
 class Pearl(Lookahead):
     """Lookahead with PEARL's one guess: everything is accepted."""
 
-    def __init__(self, proposer: Proposer) -> None:
-        super().__init__(proposer, AllAccepted())
+    def __init__(self, proposer: Proposer, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(proposer, AllAccepted(), clock=clock)
 
 
 def _fade(before: float, now: float) -> float:

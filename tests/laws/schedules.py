@@ -27,7 +27,7 @@ from tests.fakes import (
     ngram,
     run,
 )
-from tests.remote import WILD, remote
+from tests.remote import WILD, remote, timeless
 
 VOCAB = 6
 CONTEXT = 48
@@ -51,7 +51,7 @@ PROPOSERS: Mapping[str, Callable[[FakeSetup, dict[tuple[int, ...], Sequence[int]
         remote(draft_proposer(setup, LAWS), draft_proposer(setup, OTHER_LAWS), faults=WILD)
     ],
     "remote model ahead, wild channels": lambda setup, answers: [
-        remote(draft_proposer(setup, OTHER_LAWS), strategy=Lookahead, faults=WILD, steps=3)
+        remote(draft_proposer(setup, OTHER_LAWS), strategy=timeless(Lookahead), faults=WILD, steps=3)
     ],
     "remote liar, then lookup": lambda setup, answers: [remote(Liar(VOCAB), faults=WILD, seed=7), ngram()],
     "first of several": lambda setup, answers: [Liar(VOCAB, seed=3), ngram(), draft_proposer(setup, LAWS)],

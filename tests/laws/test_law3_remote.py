@@ -15,7 +15,7 @@ from cluster.request import RuleName
 from tests.fakes import draft_proposer
 from tests.laws.chi_square import LEAST_P
 from tests.laws.test_law3_exact import DRAFT, FULL, PLANTED, SETUP, _Misstating, answers, p_value
-from tests.remote import WILD, MakeStrategy, remote
+from tests.remote import WILD, MakeStrategy, remote, timeless
 
 COUNT = 300
 
@@ -24,7 +24,11 @@ def drafter() -> Proposer:
     return draft_proposer(SETUP, DRAFT, num_blocks=400)
 
 
-@pytest.mark.parametrize("strategy", [Sync, Lookahead, Pearl])
+@pytest.mark.parametrize(
+    "strategy",
+    [Sync, timeless(Lookahead), pytest.param(timeless(Pearl), marks=pytest.mark.soak)],
+    ids=["sync", "lookahead", "pearl"],
+)
 @pytest.mark.parametrize("rule", ["ratio", "block"])
 def test_the_law_survives_the_channel(rule: RuleName, strategy: MakeStrategy) -> None:
     far = remote(drafter(), faults=WILD, strategy=strategy, steps=6)
@@ -33,7 +37,7 @@ def test_the_law_survives_the_channel(rule: RuleName, strategy: MakeStrategy) ->
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", [Lookahead, Pearl])
+@pytest.mark.parametrize("strategy", [timeless(Lookahead), timeless(Pearl)], ids=["lookahead", "pearl"])
 @pytest.mark.parametrize("rule", ["ratio", "block", "coupled"])
 def test_the_law_survives_looking_ahead(rule: RuleName, strategy: MakeStrategy) -> None:
     assert p_value(answers(rule, [remote(drafter(), strategy=strategy)], FULL)) > LEAST_P
