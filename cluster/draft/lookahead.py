@@ -34,14 +34,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from cluster.draft.drawing import Draft
+from cluster.draft.guessing import AllAccepted, FanOut, Guessing
 from cluster.draft.proposer import Proposer
 from cluster.draft.server import Course
 from cluster.errors import ConfigError
 from cluster.messages import DraftLaw, Knobs, Offer, SequenceView
 from cluster.request import LAW_RULES
 
-#: Chance of a miss among F guesses is taken to be F ** -_POWER (theorem 12).
-_POWER = 1.0
 #: What a pass, a round and an acceptance are worth one later.
 _DECAY = 0.9
 #: Acceptance assumed before anything is known, and the tokens it counts for.
@@ -60,35 +59,6 @@ class Foreseeing(Proposer, Protocol):
 
     def advance(self, drafts: Sequence[Draft], knobs: Knobs) -> list[Draft]:
         """One forward pass for all of them; returns those that go on."""
-
-
-class Guessing(Protocol):
-    """How many outcomes to guess at each position of a draft."""
-
-    def widths(self, alpha: float, length: int, budget: int) -> tuple[int, ...]:
-        """Guesses after 0, 1, ..., `length` accepted tokens: length + 1 numbers, together at most `budget`."""
-
-
-class FanOut:
-    """More guesses where an outcome is likelier: theorem 12 of SSD."""
-
-    def widths(self, alpha: float, length: int, budget: int) -> tuple[int, ...]:
-        alpha = min(max(alpha, 0.01), 0.99)
-        shares = [alpha ** (n / (1 + _POWER)) for n in range(length + 1)]
-        shares[-1] *= (1 - alpha) ** (-1 / (1 + _POWER))
-        exact = [share * budget / sum(shares) for share in shares]
-        whole = [int(each) for each in exact]
-        by_rest = sorted(range(length + 1), key=lambda n: (whole[n] - exact[n], n))
-        for n in by_rest[: budget - sum(whole)]:
-            whole[n] += 1
-        return tuple(whole)
-
-
-class AllAccepted:
-    """One guess: everything is accepted, and the draft's own next token follows."""
-
-    def widths(self, alpha: float, length: int, budget: int) -> tuple[int, ...]:  # noqa: ARG002 - Guessing
-        return (0,) * length + (1,)
 
 
 @dataclass(frozen=True, slots=True)

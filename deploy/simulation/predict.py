@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.control.latency import expected_tokens, hits, survival
-from cluster.draft.lookahead import AllAccepted, FanOut, Guessing
+from cluster.draft.guessing import AllAccepted, FanOut, Guessing
 from deploy.simulation.playback import ALONE, Guesses, Played, play
 from deploy.simulation.scenario import Mode, Scenario
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.draft.lookahead import AllAccepted, FanOut, Lookahead, Pearl
+from cluster.draft.guessing import AllAccepted, FanOut
+from cluster.draft.lookahead import Lookahead, Pearl
 from cluster.draft.proposer import Proposer
 from cluster.draft.remote import RemoteProposer
 from cluster.draft.server import DraftServer, Sync
