@@ -130,8 +130,11 @@ async def until_unwell(crew: Crew) -> None:
 
 def require_nothing_left() -> None:
     wait_until(lambda: not any(pids(title) for title in TITLES), 20.0, "every process of the engine has ended")
-    states = {entry["state"] for entry in placement_group_table().values()}
-    assert states <= {"REMOVED"}
+    wait_until(
+        lambda: {entry["state"] for entry in placement_group_table().values()} <= {"REMOVED"},
+        10.0,
+        "every placement group is removed",
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,8 @@ async def test_an_engine_whose_owner_is_killed_leaves_nothing(local_ray: None, t
         async def pid(self) -> int:
             return os.getpid()
 
-    owner = ray.remote(Owner).options(num_cpus=0).remote(config_of(tiny_llama, 2, 1))
+    # Detached, as Serve's replicas are: what such an actor made ends with it, and not only with its job.
+    owner = ray.remote(Owner).options(num_cpus=0, name="owner", lifetime="detached").remote(config_of(tiny_llama, 2, 1))
     pid = await ask(owner.pid.remote(), 200.0)
     assert all(pids(title) for title in TITLES)
     os.kill(pid, signal.SIGKILL)
