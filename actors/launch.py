@@ -7,7 +7,8 @@ that turns a class into an actor.
     Crew   one placement group, all or nothing
              verifier = target 0     shards = target 1..     drafters, each with a keeper (supervisor.py)
 
-All of them are owned by whoever starts the crew, and so is the group: they end with it, however it ends.
+The processes are owned by whoever starts the crew and end with it, however it ends. So does the group where
+the owner is a detached actor, as Serve's replicas are; otherwise Ray keeps the group until the owner's job ends.
 A drafter that dies is replaced where it sat, while the engine goes on. A shard that dies ends the engine's
 loop within milliseconds; the verifier is then unwell, its owner ends, and the crew is replaced as a whole.
 """
