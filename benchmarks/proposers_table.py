@@ -126,7 +126,7 @@ def ratio(of: Row, batch: int, rows: Sequence[Row]) -> dict[str, float] | None:
     wanted["kind"] = kind_of(of)
     turns = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
     none = {row["repeat"]: row["speed"] for row in turns if row["proposer"] == "none"}
-    mine = {row["repeat"]: row["speed"] for row in turns if all(row[n] == of[n] for n in ("proposer", "draft"))}
+    mine = {row["repeat"]: row["speed"] for row in turns if all(row[n] == of[n] for n in ("proposer", "draft", "k"))}
     both = sorted(mine.keys() & none.keys())
     if not both:
         return None
