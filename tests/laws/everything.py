@@ -180,7 +180,7 @@ class Witness:
 
 
 #: Kinds that may offer trees.
-TREES = frozenset({"suffix, trees", "recycling, trees", "liar"})
+TREES = frozenset({"liar", *(kind for kind in KINDS if "trees" in kind)})
 #: Kinds whose drafts are drawn from the request's own law over these logits.
 DRAWN_FROM: Mapping[str, LawOf] = {
     "model, near": LAWS,
