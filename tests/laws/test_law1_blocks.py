@@ -106,7 +106,7 @@ class AnySchedule(RuleBasedStateMachine):
 
 
 AnySchedule.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestAnySchedule = AnySchedule.TestCase
 

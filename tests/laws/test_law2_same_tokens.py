@@ -27,7 +27,7 @@ from tests.laws.schedules import (
 )
 from tests.rulings import plant
 
-thorough = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def check(setup: FakeSetup, name: str, asked: list[Request], starts: list[int]) -> None:
@@ -58,7 +58,7 @@ def test_any_proposer_in_any_batch_gives_the_tokens_of_none(
     check(setup, name, asked, starts)
 
 
-@settings(thorough, max_examples=40)
+@settings(thorough, max_examples=20)
 @given(setups, proposer_names, batches(plain_samplings.map(lambda s: replace(s, temperature=0.0))), starts)
 def test_greedy_is_the_same_under_ratio(setup: FakeSetup, name: str, asked: list[Request], starts: list[int]) -> None:
     check(replace(setup, knobs=replace(setup.knobs, rule="ratio")), name, asked, starts)
@@ -66,7 +66,7 @@ def test_greedy_is_the_same_under_ratio(setup: FakeSetup, name: str, asked: list
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", PROPOSERS)
-@pytest.mark.parametrize("k", [1, 4, 9])
+@pytest.mark.parametrize("k", [1, 7])
 def test_every_proposer_and_length(name: str, k: int, temperature: float) -> None:
     setup = FakeSetup(vocab_size=VOCAB, num_blocks=60, knobs=Knobs(k=k, token_budget=64, adaptive=False))
     asked = [

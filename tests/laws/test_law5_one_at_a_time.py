@@ -36,7 +36,7 @@ def check(setup: FakeSetup, name: str, asked: list[Request]) -> None:
         raw_logprobs(request, answer.tokens, answer.logprobs)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(setups, proposer_names, batches(rich_samplings, largest=4))
 def test_any_sampling_reads_the_same_with_any_proposer(setup: FakeSetup, name: str, asked: list[Request]) -> None:
     check(setup, name, asked)

@@ -41,7 +41,7 @@ def resumed(request: Request, told: Sequence[Delta], attempt: int) -> Request:
     return replace(request, emitted=tuple(token for delta in told for token in delta.tokens), attempt=attempt)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     setups=st.lists(st.tuples(setups, proposer_names), min_size=2, max_size=3),
     asked=batches(every_samplings(), largest=4),

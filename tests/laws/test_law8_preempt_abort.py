@@ -56,7 +56,7 @@ def check(
             assert told == twin
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     setup=tight,
     name=proposer_names,

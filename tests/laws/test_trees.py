@@ -106,7 +106,7 @@ def test_a_draw_read_at_every_node_is_seen(rule: RuleName, monkeypatch: pytest.M
     assert p_value(rule, "model")[0] < LEAST_P
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(setups, batches(rich_samplings, largest=4))
 def test_trees_chains_and_plain_rows_share_steps(setup: FakeSetup, asked: list[Request]) -> None:
     """Penalties, cuts, stop strings and log-probabilities see one token at a time along the path."""
