@@ -8,7 +8,6 @@ bfloat16 such near-ties are common and the share of equal answers is only told.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 from benchmarks.acceptance import Round, alphas, loops, tau
 from benchmarks.exactness import TIE, Reference
+from benchmarks.proposers_speed import markdown as speed_table
+from benchmarks.proposers_speed import speeds
 from benchmarks.protocol import Prompt, report, seed_of
 
 #: What tells one line of the table from another, beside the data file.
@@ -28,13 +29,14 @@ def show(options: argparse.Namespace, rows: Sequence[Row], prompts: Mapping[str,
     """Print and write the table of the target and dtype asked for; 1 where an answer is wrong."""
     rows = [row for row in rows if (row["target"], row["dtype"]) == (options.target, options.dtype)]
     answers = [row for row in rows if row["what"] == "answer" and row["prompt"] in prompts]
-    lines = judged([line(group, answers, rows) for group in grouped(answers)], options, prompts)
-    text = markdown(lines)
+    lines = judged([line(group, answers) for group in grouped(answers)], options, prompts)
+    timed = speeds(rows)
+    text = "\n\n".join(table for table in (lines and markdown(lines), timed and speed_table(timed)) if table)
     print(text)
     name = f"proposers-{Path(options.target).name}-{options.dtype}"
     (options.out / f"{name}.md").write_text(text + "\n")
     told = [entry | {"differing": [difference.record for difference in entry["differing"]]} for entry in lines]
-    report(name, options.out, told)
+    report(name, options.out, {"answers": told, "speeds": timed})
     wrong = [d for entry in lines for d in entry["differing"] if d.gap is not None and d.gap >= TIE]
     for difference in wrong:
         print(f"WRONG: {difference.record}")
@@ -52,7 +54,7 @@ def kind_of(row: Row) -> str:
     return str(row["prompt"]).split("/")[0]
 
 
-def line(group: Sequence[Row], answers: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any]:
+def line(group: Sequence[Row], answers: Sequence[Row]) -> dict[str, Any]:
     """One line of the table: one proposer at one setting on one data file."""
     first = group[0]
     alone = {
@@ -63,7 +65,6 @@ def line(group: Sequence[Row], answers: Sequence[Row], rows: Sequence[Row]) -> d
     compared = [(row["prompt"], alone[row["prompt"]], row["answer"]) for row in group if row["prompt"] in alone]
     rounds = [[Round(*entry) for entry in row["rounds"]] for row in group]
     every = [round for made in rounds for round in made]
-    batches = sorted({row["batch"] for row in rows if row["what"] == "time"})
     return {
         "kind": kind_of(first),
         **{name: first[name] for name in SETTING},
@@ -78,7 +79,6 @@ def line(group: Sequence[Row], answers: Sequence[Row], rows: Sequence[Row]) -> d
         "looping": sum(loops(row["answer"]) for row in group) / len(group),
         "rounds": len(every),
         "rounds_with_drafts": sum(round.drafted > 0 for round in every),
-        "speed": {batch: ratio(first, batch, rows) for batch in batches},
     }
 
 
@@ -120,28 +120,12 @@ def judged(
     ]
 
 
-def ratio(of: Row, batch: int, rows: Sequence[Row]) -> dict[str, float] | None:
-    """Median of tokens a second over those of none in the same turn, and how many turns there were."""
-    wanted = {name: of[name] for name in ("temperature", "tokens")} | {"what": "time", "batch": batch}
-    wanted["kind"] = kind_of(of)
-    turns = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
-    none = {row["repeat"]: row["speed"] for row in turns if row["proposer"] == "none"}
-    mine = {row["repeat"]: row["speed"] for row in turns if all(row[n] == of[n] for n in ("proposer", "draft", "k"))}
-    both = sorted(mine.keys() & none.keys())
-    if not both:
-        return None
-    return {"ratio": statistics.median(mine[turn] / none[turn] for turn in both), "turns": len(both)}
-
-
 def markdown(lines: Sequence[dict[str, Any]]) -> str:
-    batches = sorted({batch for entry in lines for batch in entry["speed"]})
     head = ["file", "T", "proposer", "k", "prompts", "same tokens", "alpha by position", "tau", "loop-free", "looping"]
-    head += [f"tokens/s against none, batch {batch}" for batch in batches]
     table = [head, ["---"] * len(head)]
     order = list(dict.fromkeys(entry["proposer"] for entry in lines))  # as they were run
     for entry in sorted(lines, key=lambda e: (e["kind"], e["temperature"], order.index(e["proposer"]), e["k"])):
         chances = " ".join("-" if alpha is None else f"{alpha:.2f}".lstrip("0") for alpha in entry["alphas"])
-        speeds = [entry["speed"].get(batch) for batch in batches]
         table.append(
             [
                 entry["kind"],
@@ -151,9 +135,10 @@ def markdown(lines: Sequence[dict[str, Any]]) -> str:
                 f"{entry['prompts']}",
                 same(entry),
                 chances,
+                f"{entry['tau']:.2f}",
+                f"{entry['tau_loop_free']:.2f}",
+                f"{entry['looping']:.0%}",
             ]
-            + [f"{entry['tau']:.2f}", f"{entry['tau_loop_free']:.2f}", f"{entry['looping']:.0%}"]
-            + ["" if speed is None else f"{speed['ratio']:.2f} ({speed['turns']})" for speed in speeds]
         )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.proposers import main
+from benchmarks.proposers_speed import markdown, speeds
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def read(tmp_path: Path) -> list[dict[str, object]]:
 
 def table(tmp_path: Path) -> list[dict[str, object]]:
     (path,) = tmp_path.glob("proposers-*.json")
-    found: list[dict[str, object]] = json.loads(path.read_text())["results"]
+    found: list[dict[str, object]] = json.loads(path.read_text())["results"]["answers"]
     return found
 
 
@@ -68,9 +69,25 @@ def test_a_wrong_token_fails_the_run(
     assert f"WRONG: {{'prompt': '{row['prompt']}', 'position': 5" in capsys.readouterr().out
 
 
-def test_timed_turns_give_a_ratio_to_none(counted: list[dict[str, object]], common: list[str], tmp_path: Path) -> None:
+def test_timed_turns_give_a_ratio_to_none(common: list[str], tmp_path: Path) -> None:
     assert main(["timed", *common, "--minutes", "0.001", "--batches", "2", "--kinds", "code"]) == 0
     turns = [row for row in read(tmp_path) if row["what"] == "time"]
     assert {row["proposer"] for row in turns} == {"none", "ngram", "recycling"}
-    (line,) = [line for line in table(tmp_path) if line["proposer"] == "ngram" and line["temperature"] == 0.0]
-    assert line["speed"]["2"]["turns"] == len(turns) / 3  # type: ignore[index]
+    (path,) = tmp_path.glob("proposers-*.json")
+    entries = json.loads(path.read_text())["results"]["speeds"]
+    (entry,) = [entry for entry in entries if entry["proposer"] == "ngram"]
+    assert entry["batches"]["2"]["turns"] == len(turns) / 3
+
+
+def turns_of(*speeds: tuple[str, int, float]) -> list[dict[str, object]]:
+    """(proposer, repeat, tokens a second), all of one file and batch."""
+    setting = {"what": "time", "kind": "code", "batch": 1, "temperature": 0.0, "draft": None, "k": 8, "tokens": 64}
+    return [setting | {"proposer": name, "repeat": repeat, "speed": speed} for name, repeat, speed in speeds]
+
+
+def test_a_ratio_is_taken_within_a_turn() -> None:
+    made = turns_of(("none", 0, 10.0), ("none", 1, 40.0), ("ngram", 0, 20.0), ("ngram", 1, 40.0), ("ngram", 2, 99.0))
+    alone, ngram = speeds(made)
+    assert alone["batches"][1]["ratio"] == 1.0
+    assert ngram["batches"][1] == {"speed": 30.0, "ratio": 1.5, "least": 1.0, "greatest": 2.0, "turns": 2}
+    assert "| code | ngram | 8 | 30.0 | 1.50 (1.00 to 2.00, 2) |" in markdown([alone, ngram])
