@@ -36,6 +36,7 @@ from cluster.config import (
     QuantizedDraft,
     RecyclingDraft,
     SchedulerConfig,
+    Seq2SeqDraft,
     SuffixDraft,
     TargetConfig,
     TranslatedDraft,
@@ -65,8 +66,8 @@ class Contender:
     blend: str = "first"
 
 
-def contenders(draft: str | None) -> Mapping[str, Contender]:
-    """All there are by name; `draft` names a second model."""
+def contenders(draft: str | None, seq2seq: str | None = None) -> Mapping[str, Contender]:
+    """All there are by name; `draft` names a second model, `seq2seq` an encoder-decoder."""
     made = {
         "none": Contender(()),
         "ngram": Contender((NgramDraft(kind="ngram"),)),
@@ -83,6 +84,8 @@ def contenders(draft: str | None) -> Mapping[str, Contender]:
     if draft is not None:
         made["draft"] = Contender((ModelDraft(kind="model", model=draft),))
         made["translated"] = Contender((TranslatedDraft(kind="translated", model=draft),))
+    if seq2seq is not None:
+        made["seq2seq"] = Contender((Seq2SeqDraft(kind="seq2seq", model=seq2seq),))
     return made
 
 
@@ -150,7 +153,7 @@ def key(row: Mapping[str, Any]) -> tuple[object, ...]:
 def count(options: argparse.Namespace, records: Records, prompts: Sequence[Prompt]) -> None:
     """Make every answer that is not recorded yet."""
     known = {key(row) for row in records.rows if row["what"] == "answer"}
-    chosen = contenders(options.draft)
+    chosen = contenders(options.draft, options.seq2seq)
     for k in options.k:
         for name in options.proposers:
             room = TREE_NODES * options.batch
@@ -177,7 +180,7 @@ def setting_of(options: argparse.Namespace, proposer: str, temperature: float, k
     return {
         "target": options.target,
         "dtype": options.dtype,
-        "draft": options.draft if proposer in ("draft", "translated") else None,
+        "draft": {"draft": options.draft, "translated": options.draft, "seq2seq": options.seq2seq}.get(proposer),
         "proposer": proposer,
         "k": k,
         "temperature": temperature,
@@ -187,7 +190,11 @@ def setting_of(options: argparse.Namespace, proposer: str, temperature: float, k
 
 def timed(options: argparse.Namespace, records: Records, prompts: Sequence[Prompt]) -> None:
     """Contenders in turn on the same prompts until the time is over; a turn begun is finished."""
-    chosen = {name: c for name, c in contenders(options.draft).items() if name in {"none", *options.proposers}}
+    chosen = {
+        name: c
+        for name, c in contenders(options.draft, options.seq2seq).items()
+        if name in {"none", *options.proposers}
+    }
     knobs = KnobConfig(k=max(options.k))
     made = {name: engine_for(options, contender, knobs, max(options.batches)) for name, contender in chosen.items()}
     print(f"{len(made)} engines are loaded", flush=True)
@@ -221,6 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("part", choices=("counts", "timed", "table"))
     add("--target", default="smollm2-135m")
     add("--draft", help="a second model: with the target's vocabulary `draft`, with another `translated`")
+    add("--seq2seq", help="directory of an encoder-decoder, such as benchmarks.seq2seq_draft makes")
     add("--proposers", nargs="+", help="default: all that need no second model, or with --draft: none draft")
     add("--dtype", default="float32", choices=("float32", "bfloat16"))
     add("--kinds", nargs="+", default=list(KINDS), choices=KINDS, help="data files; those absent are left out")
@@ -232,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--batches", type=int, nargs="+", default=[1, 8], help="timed: requests side by side")
     add("--minutes", type=float, default=10.0, help="timed: begin no new turn after so long")
     options = parser.parse_args(argv)
-    known = contenders(options.draft)
+    known = contenders(options.draft, options.seq2seq)
     options.proposers = options.proposers or (["none", "draft"] if options.draft else list(known))
     if unknown := [name for name in options.proposers if name not in known]:
         parser.error(f"no proposer {', '.join(unknown)}; there are {', '.join(known)}")
