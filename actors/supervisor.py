@@ -48,16 +48,32 @@ class Pair:
         await ask(self._verifier.attach.remote(self._index, self._invitation), 2 * MEET_S)
 
     async def look(self) -> None:
-        """Join again where the channel is lost between two that live. Raises PeerLost when the drafter is."""
+        """Join again where the channel is lost between two that live. Raises PeerLost when the drafter is.
+
+        A verifier that does not answer is its owner's business, and nothing the drafter has to be replaced for.
+        """
         await ask(self._drafter.status.remote(), FROZEN_S)
-        if not await ask(self._verifier.attached.remote(self._invitation), FROZEN_S):
-            _log.warning("the channel to a drafter of drafts.%d is made anew", self._index)
+        if await self._attached() is not False:
+            return
+        _log.warning("the channel to a drafter of drafts.%d is made anew", self._index)
+        try:
             await self.join()
+        except _FAULTS:
+            if await self._attached() is not None:
+                raise
 
     async def part(self) -> None:
         """Let the drafter go."""
         if self._invitation is not None:
-            await ask(self._verifier.detach.remote(self._invitation), FROZEN_S)
+            with contextlib.suppress(*_FAULTS):  # with a verifier that is lost the channel is too
+                await ask(self._verifier.detach.remote(self._invitation), FROZEN_S)
+
+    async def _attached(self) -> bool | None:
+        """What the verifier says of the channel; None while it does not answer."""
+        try:
+            return await ask(self._verifier.attached.remote(self._invitation), FROZEN_S)
+        except _FAULTS:
+            return None
 
 
 class Keeper:
@@ -167,8 +183,11 @@ class Borrower:
             await loan.aclose()
 
     async def _busy(self) -> bool:
-        """Whether the engine has stepped lately."""
-        status = await ask(self._verifier.status.remote(), ASK_S)
+        """Whether the engine has stepped lately. One that does not answer needs no drafter."""
+        try:
+            status = await ask(self._verifier.status.remote(), ASK_S)
+        except _FAULTS:
+            return False
         if status.steps != self._steps or status.running:
             self._steps, self._worked_at = status.steps, time.monotonic()
         return time.monotonic() - self._worked_at < LINGER_S

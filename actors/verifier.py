@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 COMMAND_S = 30.0
 #: Longest a step may take while work waits before the engine counts as stuck, in seconds.
 STALL_S = 60.0
-#: How often a stream without news looks whether the engine is still well, in seconds.
+#: How often a stream without news looks whether the engine is still well, and says so, in seconds.
 LOOK_S = 2.0
 
 
@@ -74,9 +74,10 @@ class Verifier:
     async def generate(self, request: Request, stream: bool = True) -> AsyncIterator[Delta]:
         """Chunks of one answer, each merging all that is ready; the last one carries `finish`.
 
-        Without `stream` there is one chunk, the whole answer. Closing or cancelling the iterator
-        frees the request's blocks before the engine's next step. Raises RequestError, Overloaded,
-        EngineStopped.
+        Without `stream` there is one chunk, the whole answer. Whenever there is nothing to tell for
+        `LOOK_S`, a delta without anything in it says that the engine is well: whoever hears neither
+        knows that this process is lost. Closing or cancelling the iterator frees the request's
+        blocks before the engine's next step. Raises RequestError, Overloaded, EngineStopped.
         """
         self._asyncio = asyncio.get_running_loop()
         mailbox = _Mailbox()
@@ -84,25 +85,30 @@ class Verifier:
             raise EngineStopped(f"request id {request.id} is already in use")
         self._mail[request.id] = mailbox
         finished = False
+        taken = asyncio.ensure_future(self._ask(self._loop.submit(request)))
         try:
-            await self._ask(self._loop.submit(request))
+            while not (await asyncio.wait({taken}, timeout=LOOK_S))[0]:
+                await self.check_health()
+                yield Delta(request.id, (), "")
+            await taken
             while not finished:
-                delta = await self._next(mailbox, whole=not stream)
+                delta = await self._next(request.id, mailbox, whole=not stream)
                 finished = delta.finish is not None
                 if delta.fault is not None:
                     raise RequestError(delta.fault.message, delta.fault.param)
                 yield delta
         finally:
             self._mail.pop(request.id, None)
+            taken.cancel()
             if not finished:
                 self._loop.abort(request.id)
 
-    async def _next(self, mailbox: _Mailbox, whole: bool) -> Delta:
-        while True:
-            try:
-                return await asyncio.wait_for(mailbox.take(whole), LOOK_S)
-            except TimeoutError:
-                await self.check_health()  # a slow step is waited for, a stuck or dead engine is not
+    async def _next(self, request_id: str, mailbox: _Mailbox, whole: bool) -> Delta:
+        try:
+            return await asyncio.wait_for(mailbox.take(whole), LOOK_S)
+        except TimeoutError:
+            await self.check_health()  # a slow step is waited for, a stuck or dead engine is not
+            return Delta(request_id, (), "")
 
     async def abort(self, request_id: str) -> None:
         """Drop a request; its stream, if anyone still reads it, ends with finish "abort"."""

@@ -281,3 +281,9 @@ class Delta:
     statistics: Statistics = field(default_factory=Statistics)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     fault: Fault | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether it tells nothing: a sign that the engine is well and the request waits."""
+        told = self.tokens or self.text or self.prompt_logprobs
+        return not told and self.finish is None and self.fault is None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -44,8 +45,12 @@ from deploy.words import put_in_ids
 
 #: CPUs reserved for the processes that only pass messages on. Fractions: all must fit on two cores.
 INGRESS_CPUS, REPLICA_CPUS = 0.1, 0.1
-#: Longest the verifier may take to say that it is well, in seconds.
-HEALTH_S = 10.0
+#: How often the engine is asked whether it is well, longest it may take to say so, and longest for counts of it, which
+#: wait for the step under way, in seconds.
+WATCH_S, HEALTH_S, COUNTS_S = 1.0, 6.0, 10.0
+#: Longest a replica may take to answer Serve; it never waits for its engine to do so. Serve replaces one that fails
+#: three times in a row.
+ANSWER_S = 4.0
 #: Between finding the engine lost and ending the replica: time for its streams to say so.
 LAST_WORDS_S = 0.3
 #: Prompts longer than this many characters are encoded beside the event loop.
@@ -70,7 +75,7 @@ def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> s
         max_ongoing_requests=limit + 8,  # the engine's own queue is the one that says no
         ray_actor_options={"num_cpus": REPLICA_CPUS},
         health_check_period_s=1,
-        health_check_timeout_s=HEALTH_S + 5,
+        health_check_timeout_s=ANSWER_S,
         graceful_shutdown_timeout_s=10,
         max_constructor_retry_count=2,
     )(EngineReplica).options(**overrides.get("Engine", {}))
@@ -78,6 +83,8 @@ def application(config: Config, overrides: Mapping[str, Mapping[str, Any]]) -> s
         name="Ingress",
         max_ongoing_requests=limit + 64,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
+        health_check_period_s=1,
+        health_check_timeout_s=ANSWER_S,
         graceful_shutdown_timeout_s=10,
     )(serve.ingress()(Ingress)).options(**overrides.get("Ingress", {}))
     drafters = drafter_deployments(config, overrides)
@@ -136,6 +143,7 @@ class EngineReplica:
         self._verifier = self._crew.verifier
         self._standing = await ask(self._verifier.info.remote(), ASK_S)
         self._tokenizer = await asyncio.to_thread(Tokenizer.load, Path(self._standing.tokenizer))
+        self._watching = asyncio.create_task(self._watch())
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Put `user_config` (keys of KnobConfig) into force without a restart."""
@@ -158,6 +166,9 @@ class EngineReplica:
             async for reference in deltas:
                 delta = await reference
                 finished = delta.finish is not None
+                if delta.silent:
+                    yield Piece("", ())
+                    continue
                 yield self._piece(delta, echo)
                 echo = None
         except RayError as error:
@@ -175,15 +186,22 @@ class EngineReplica:
         """The engine's counts between two steps."""
         if self._ending:
             raise EngineStopped("this engine was lost and is being replaced")
-        return asdict(await ask(self._verifier.status.remote(), HEALTH_S))
+        return asdict(await ask(self._verifier.status.remote(), COUNTS_S))
 
     async def check_health(self) -> None:
-        """Well while the engine makes progress. A replica without an engine ends, and is replaced."""
+        """Well while the engine makes progress. Answers at once: only a replica that is stuck itself does not."""
+        if self._ending or self._watching.done():
+            raise EngineStopped("this engine was lost and is being replaced")
+
+    async def _watch(self) -> None:
+        """A replica without an engine ends, and is replaced."""
         try:
-            await self._crew.check(HEALTH_S)
-        except OutriderError:
+            while True:
+                await self._crew.check(HEALTH_S)
+                await asyncio.sleep(WATCH_S)
+        except (OutriderError, RayError) as error:
+            _log.warning("the engine is lost: %s", error)
             self._end()
-            raise
 
     def _told(self, error: RayError) -> BaseException:
         """An error of the engine as those hear it whose request it had."""
@@ -195,10 +213,16 @@ class EngineReplica:
         return PeerLost(str(told))
 
     def _end(self) -> None:
-        """Leave, with the time it takes to tell everyone whose request was here."""
-        if not self._ending:
-            self._ending = True
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
+        """Leave, with the time it takes to tell everyone whose request was here.
+
+        The engine's processes are ended first, frozen ones too; that nobody outlives this process does not hang on it.
+        """
+        if self._ending:
+            return
+        self._ending = True
+        threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
+        with suppress(RayError):
+            self._crew.end()
 
     async def _request(self, wanted: Ask) -> Request:
         encode: Callable[[Any], list[int]] = self._tokenizer.encode_chat

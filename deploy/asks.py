@@ -81,7 +81,8 @@ class Echo:
 class Piece:
     """News of one answer since its last piece.
 
-    The last piece carries `finish`, the first `prompt_logprobs` and `echo`, where they were asked for.
+    The last piece carries `finish`, the first that is not silent `prompt_logprobs` and `echo`, where they were
+    asked for.
     """
 
     text: str
@@ -91,6 +92,12 @@ class Piece:
     statistics: Statistics = field(default_factory=Statistics)
     prompt_logprobs: tuple[Spelled, ...] = ()
     echo: Echo | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether it tells nothing: a sign that the engine is well and the answer waits."""
+        told = self.tokens or self.text or self.prompt_logprobs or self.echo
+        return not told and self.finish is None
 
 
 @dataclass(frozen=True, slots=True)

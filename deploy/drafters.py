@@ -63,6 +63,7 @@ def drafter_deployments(config: Config, overrides: Mapping[str, Mapping[str, Any
                 "downscale_delay_s": 60.0,
             },
             health_check_period_s=1,
+            health_check_timeout_s=FROZEN_S + 2.0,  # a health check asks the drafter
             graceful_shutdown_timeout_s=1,  # a loan ends when its engine is idle, not by itself
         )(DrafterReplica)
         .options(**overrides.get(f"Drafter{index}", {}))

@@ -165,6 +165,8 @@ class LocalServing:
         os.environ["RAY_AUTH_MODE"] = "disabled"
         os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # A replica that can still act ends by itself: one that Serve finds unhealthy is frozen and would not hear it.
+        os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
         # Ray makes its workers as nice as can be, in favour of its own daemons; here the worker is the service.
         os.environ.setdefault("RAY_worker_niceness", "0")
         self._report("starting Ray on this machine")

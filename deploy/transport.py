@@ -6,6 +6,7 @@ Refuses to know: HTTP.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,6 +20,9 @@ from deploy.asks import Ask, Card, Piece
 
 #: Longest a question about state may take, in seconds.
 ASK_S = 10.0
+#: An engine that neither tells anything nor says that it is well for so long is lost, in seconds: some of its own
+#: signs (actors.verifier.LOOK_S).
+SILENT_S = 8.0
 
 
 def translate(error: BaseException) -> BaseException:
@@ -39,11 +43,25 @@ class EngineHandle:
         self._streaming = handle.options(stream=True)
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Piece, None]:
-        """See Backend. Closing the iterator cancels the call in the replica, which aborts the request."""
+        """See Backend. Closing the iterator cancels the call in the replica, which aborts the request.
+
+        Signs of life end here. PeerLost when they stay away; EngineStopped when none ever came.
+        """
         response: Any = self._streaming.generate.remote(ask)
+        taken = False
         try:
-            async for piece in response:
-                yield piece
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    piece: Piece | None = await anext(response, None)
+                if piece is None:
+                    return
+                taken = True
+                if not piece.silent:
+                    yield piece
+        except TimeoutError:
+            if taken:
+                raise PeerLost(f"the engine gave no sign of life for {SILENT_S:g} s") from None
+            raise EngineStopped(f"no engine took the request within {SILENT_S:g} s") from None
         except Exception as error:  # any error of the transport; the ones not known stay as they are
             raise translate(error) from error
         finally:

@@ -165,6 +165,39 @@ def test_a_stuck_step_is_unhealthy_and_ends_its_stream(monkeypatch: pytest.Monke
     run(case, step_s=0.8, stall_s=0.2)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stream_without_news_says_that_the_engine_is_well(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr("actors.verifier.LOOK_S", 0.02)
+
+    async def case(bench: Bench) -> None:
+        first = asyncio.ensure_future(collect(bench.verifier.generate(ask("x", 3), stream)))
+        await asyncio.sleep(0.05)  # the next one comes while a step is under way, and waits to be taken
+        chunks = await collect(bench.verifier.generate(ask("y", 3), stream))
+        assert chunks[0].silent
+        for told in (chunks, await first):
+            assert sum(chunk.silent for chunk in told) >= 3
+            assert "".join(chunk.text for chunk in told) == "abc"
+            assert [chunk.finish for chunk in told if chunk.finish] == ["length"]
+            assert all(chunk.request == told[0].request for chunk in told)
+
+    run(case, step_s=0.2)
+
+
+def test_an_engine_that_is_stuck_before_it_takes_a_request_gives_no_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.verifier.LOOK_S", 0.1)
+
+    async def case(bench: Bench) -> None:
+        first = asyncio.ensure_future(collect(bench.verifier.generate(ask("x"))))
+        await asyncio.sleep(0.05)
+        for stream in (bench.verifier.generate(ask("y")), first):
+            with pytest.raises(PeerLost, match="no step"):
+                await (collect(stream) if stream is not first else first)  # type: ignore[arg-type, misc]
+
+    run(case, step_s=1.5, stall_s=0.2)
+
+
 def test_knobs_and_standing() -> None:
     async def case(bench: Bench) -> None:
         await bench.verifier.set_knobs(Knobs(k=0))

@@ -51,7 +51,8 @@ class Engines:
         try:
             async with aclosing(self.verifiers[self.now].generate(request, ask.stream)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
-                    yield Piece(delta.text, delta.tokens, (), delta.finish, delta.statistics)
+                    if not delta.silent:
+                        yield Piece(delta.text, delta.tokens, (), delta.finish, delta.statistics)
         except EngineStopped as error:
             raise PeerLost(str(error)) from error
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -123,6 +125,32 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         command.process.wait(10)
+
+
+@pytest.fixture
+def head(start: Callable[..., Command]) -> Iterator[str]:
+    """A running `ray start --head` of our own; its dashboard's address."""
+    scratch = tempfile.mkdtemp(prefix="or")  # short: paths of its sockets must fit into 107 characters
+    dashboard = free_port()
+    ray = start(
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2",
+        f"--port={free_port()}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}",
+        f"--ray-client-server-port={free_port()}", f"--temp-dir={scratch}", "--object-store-memory=100000000",
+        env={"RAY_worker_niceness": "0"},
+    )  # fmt: skip
+    ray.wait_for("Ray runtime started", 60.0)
+    yield f"http://127.0.0.1:{dashboard}"
+    family = sorted(ray.note_family())
+    for pid in [ray.process.pid, *alive(family)]:  # asked to end, it takes half a minute
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def deploy(path: Path, head: str) -> None:
+    command = (sys.executable, "-m", "ray.serve.scripts", "deploy", str(path), "-a", head)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,8 @@
 Two engines, each of tensor parallel 2 with a drafter that looks ahead. `CHAOS_REQUESTS` (200) answers are asked for,
 or more, until `CHAOS_BLOWS` (16) blows have fallen on random processes: every `CHAOS_EVERY_S` (15) seconds, or later
 when the last one is not mended by then, so that every one has times of its own: how long the streams it met stood
-still, and how long until everything stood again. `CHAOS_OUT` names a file for the same as JSON.
+still, and how long until everything stood again. `CHAOS_OUT` names a file for the same as JSON; beside it a `.log` says
+what is about to be done, so that it is known even where nothing comes after it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ VICTIMS = {
 SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
 #: Longest until everything stands again after the last blow, in seconds.
 MENDED_S = 300.0
+#: How often the processes and what they hold are noted, in seconds.
+NOTE_S = 2.0
 
 
 @dataclass
@@ -90,21 +93,27 @@ class Traces:
     shared: set[str] = field(default_factory=set)
 
     def note(self) -> None:
-        self.family |= set(descendants(os.getpid()))
-        for pid, _ in self.family:
-            with suppress(psutil.Error, OSError):
-                process = psutil.Process(pid)
-                self.ports |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
-                self.shared |= {each.path for each in process.memory_maps() if each.path.startswith("/dev/shm/")}
+        now = set(descendants(os.getpid()))
+        self.family |= now
+        pids = {pid for pid, _ in now}
+        self.ports |= {port for port, pid in listening() if pid in pids}
+        for pid in pids:
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+                self.shared |= {line.split(maxsplit=5)[5] for line in lines if " /dev/shm/" in line}
 
     def left(self) -> dict[str, Any]:
         """What is still there of it."""
-        listening = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == "LISTEN"}
         return {
             "processes": alive(sorted(self.family)),
-            "ports": sorted(self.ports & listening),
+            "ports": sorted(self.ports & {port for port, _ in listening()}),
             "shared memory": sorted(path for path in self.shared if Path(path).exists()),
         }
+
+
+def listening() -> list[tuple[int, int | None]]:
+    """Ports that are listened at, and by which process."""
+    return [(each.laddr.port, each.pid) for each in psutil.net_connections("tcp") if each.status == "LISTEN"]
 
 
 class Streams:
@@ -180,9 +189,11 @@ class Chaos:
         self._over = threading.Event()
 
     def run(self) -> None:
-        following = time.monotonic() + EVERY_S
+        following, noted = time.monotonic() + EVERY_S, 0.0
         while not self._over.wait(0.3):
-            self._traces.note()
+            if time.monotonic() - noted > NOTE_S:
+                self._traces.note()
+                noted = time.monotonic()
             if self._look() and time.monotonic() >= following and not self.waits:
                 following = time.monotonic() + EVERY_S
                 self._strike()
@@ -201,7 +212,13 @@ class Chaos:
         for blow in self.blows if well else ():
             if blow.whole_s is None and not alive([blow.process]):  # a frozen one stands until it is noticed
                 blow.whole_s = time.monotonic() - blow.at
+                self._log(f"all stand again after {blow.whole_s:.1f} s")
         return well
+
+    def _log(self, line: str) -> None:
+        if "CHAOS_OUT" in os.environ:
+            with Path(os.environ["CHAOS_OUT"]).with_suffix(".log").open("a") as log:
+                log.write(f"{time.strftime('%H:%M:%S')}  {line}\n")
 
     def _strike(self) -> None:
         if not self._order:  # every kind of blow once before any comes again
@@ -215,6 +232,8 @@ class Chaos:
         pid = self._random.choice(there)
         self._struck.add(pid)
         [process] = [each for each in descendants(os.getpid()) if each[0] == pid]
+        self._log(f"blow {len(self.blows) + 1}: {victim} {how}, process {pid}")
+        self._traces.note()
         self.blows.append(Blow(victim, how, time.monotonic(), process))
         with suppress(ProcessLookupError):
             os.kill(pid, SIGNALS[how])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,7 @@ import pytest
 import yaml
 
 from deploy.local import ServeFile, free_port
-from tests.e2e.conftest import ENVIRONMENT, ROOT, Command, alive, healthy, outrider, wait_until
+from tests.e2e.conftest import ENVIRONMENT, ROOT, Command, alive, deploy, healthy, outrider, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 
@@ -147,32 +143,6 @@ def test_killing_serve_leaves_no_process(tiny_config: Callable[..., Path], start
 
 
 # -- serve deploy ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def head(start: Callable[..., Command]) -> Iterator[str]:
-    """A running `ray start --head` of our own; its dashboard's address."""
-    scratch = tempfile.mkdtemp(prefix="or")  # short: paths of its sockets must fit into 107 characters
-    dashboard = free_port()
-    ray = start(
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2",
-        f"--port={free_port()}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}",
-        f"--ray-client-server-port={free_port()}", f"--temp-dir={scratch}", "--object-store-memory=100000000",
-        env={"RAY_worker_niceness": "0"},
-    )  # fmt: skip
-    ray.wait_for("Ray runtime started", 60.0)
-    yield f"http://127.0.0.1:{dashboard}"
-    family = sorted(ray.note_family())
-    for pid in [ray.process.pid, *alive(family)]:  # asked to end, it takes half a minute
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(scratch, ignore_errors=True)
-
-
-def deploy(path: Path, head: str) -> None:
-    command = (sys.executable, "-m", "ray.serve.scripts", "deploy", str(path), "-a", head)
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_file_deploys_and_its_knobs_change_without_a_restart(head: str, tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ async def answer(crew: Crew, name: str, sampling: Sampling, during: Callable[[],
     try:
         async for reference in crew.verifier.generate.options(num_returns="streaming").remote(request, True):
             delta = await reference
+            if delta.silent:
+                continue
             tokens.extend(delta.tokens)
             drafted = delta.statistics.drafted
             if during is not None:

@@ -229,8 +229,8 @@ def test_a_whole_answer_nobody_waits_for_is_dropped(url: str) -> None:
 LONG: dict[str, Any] = {"max_tokens": 450, "ignore_eos": True, "temperature": 1.0}
 
 
-def killed_under(url: str, title: str, calls: int, client: Client) -> list[tuple[str, int]]:
-    """Text and failovers of `calls` streams, the process called `title` killed once all of them have begun."""
+def lost_under(url: str, title: str, blow: int, calls: int, client: Client) -> list[tuple[str, int]]:
+    """Text and failovers of `calls` streams, the process called `title` given a signal once all of them have begun."""
     begun = Barrier(calls + 1)
 
     def one(seed: int) -> tuple[str, int]:
@@ -249,19 +249,27 @@ def killed_under(url: str, title: str, calls: int, client: Client) -> list[tuple
         begun.wait(60.0)
         pid = pid_of(title, os.getpid())
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, blow)
         told = [stream.result(100.0) for stream in streams]
     assert pid_of(VERIFIER, os.getpid()) not in (None, pid)
     assert engine(url)["blocks_owned"] == 0
     return told
 
 
-@pytest.mark.parametrize(("title", "calls"), [(VERIFIER, 20), (REPLICA, 4)])
-def test_streams_outlive_their_engine(client: Client, url: str, title: str, calls: int) -> None:
-    """Killed with answers under way, at temperature 1: every client reads what it would have read."""
+@pytest.mark.parametrize(
+    ("title", "blow", "calls"),
+    [
+        (VERIFIER, signal.SIGKILL, 20),
+        (VERIFIER, signal.SIGSTOP, 4),
+        (REPLICA, signal.SIGKILL, 4),
+        (REPLICA, signal.SIGSTOP, 4),
+    ],
+)
+def test_streams_outlive_their_engine(client: Client, url: str, title: str, blow: int, calls: int) -> None:
+    """Killed or frozen with answers under way, at temperature 1: every client reads what it would have read."""
     with ThreadPoolExecutor(calls) as pool:
         whole = list(pool.map(lambda seed: client.complete("on and on", seed=seed, **LONG).text, range(calls)))
-    told = killed_under(url, title, calls, client)
+    told = lost_under(url, title, blow, calls, client)
     assert [text for text, _ in told] == whole
     assert sum(failovers > 0 for _, failovers in told) > calls // 2  # the others were through before the signal
     wait_until(
