@@ -83,7 +83,7 @@ def contenders(draft: str | None, seq2seq: str | None = None) -> Mapping[str, Co
     }
     if draft is not None:
         made["draft"] = Contender((ModelDraft(kind="model", model=draft),))
-        made["translated"] = Contender((TranslatedDraft(kind="translated", model=draft),))
+        made["translated"] = Contender((TranslatedDraft(kind="translated", model=draft, bits=8),))
     if seq2seq is not None:
         made["seq2seq"] = Contender((Seq2SeqDraft(kind="seq2seq", model=seq2seq),))
     return made
