@@ -18,12 +18,16 @@ from cluster.build_model import assemble_shard as assemble_shard
 from cluster.config import EngineConfig, SchedulerConfig
 from cluster.config_drafts import SuffixDraft
 from cluster.control.length import LengthControl
+from cluster.control.steptime import StepTimes, measure
 from cluster.draft.blend import ExpectedOffer
 from cluster.draft.first import FirstOffer
 from cluster.draft.model import ModelProposer
+from cluster.draft.paced import Paced
 from cluster.draft.proposer import Combiner, Proposer
 from cluster.draft.remote import RemoteProposer
+from cluster.draft.seq2seq import Seq2SeqProposer
 from cluster.draft.suffix.native import TrieMaker
+from cluster.draft.translate import TranslatedProposer
 from cluster.engine import Engine, Parts
 from cluster.errors import ConfigError
 from cluster.kernels.library import open_library
@@ -46,6 +50,11 @@ TARGET = "target"
 
 #: Orders by the name they have in scheduler.policy.
 _POLICIES: Mapping[str, Callable[[], Policy]] = {"fcfs": Fcfs, "priority": ByPriority}
+
+#: Proposers that draft pass by pass beside the models with a runner, which are timed at start.
+_BY_PASS = (Seq2SeqProposer, TranslatedProposer)
+#: Blocks of a draft model's cache that its passes are timed in, and when to stop.
+_PASS_BLOCKS, _PASS_PATIENCE_S = 2, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,7 @@ def _engine(
     tokenizer: Tokenizer,
     plugged: Mapping[str, LogitsProcessor],
 ) -> Engine:
+    times, proposers = _timed(config, target, proposers)
     # A tree's nodes lie in other slots than their tokens will, so attention sums them in another order.
     trees = not config.target.deterministic
     limits = Limits(config.scheduler.max_sequences, config.scheduler.max_waiting, trees)
@@ -165,16 +175,37 @@ def _engine(
             cache=target.cache,
             scheduler=Scheduler(target.cache, limits, _policy(config.scheduler)),
             judge=Judge(target.info.vocab_size, tokenizer.eos_ids, tokenizer.stream, plugged, tokenizer.lexicon),
-            proposer=_combine(config, proposers),
-            control=LengthControl(config.knobs.knobs()),
+            proposer=_combine(config, proposers, times),
+            control=LengthControl(config.knobs.knobs(), times, [p for p in proposers if isinstance(p, Paced)]),
             max_context=target.max_context,
             close=target.close,
         )
     )
 
 
-def _combine(config: EngineConfig, proposers: list[Proposer]) -> Combiner:
-    return ExpectedOffer(proposers) if config.blend == "expected" else FirstOffer(proposers)
+def _timed(config: EngineConfig, target: Model, proposers: list[Proposer]) -> tuple[StepTimes | None, list[Proposer]]:
+    """How long the target's steps take, and the proposers, those that draft pass by pass with their times.
+
+    An engine without drafts has nothing to weigh, and measures nothing.
+    """
+    if not proposers:
+        return None, []
+    size = config.cache.block_tokens
+    table = measure(target.runner, blocks=target.cache.counts.total, block_tokens=size)
+    return StepTimes(table), [_paced(proposer, size) for proposer in proposers]
+
+
+def _paced(proposer: Proposer, block_tokens: int) -> Proposer:
+    if isinstance(proposer, ModelProposer):
+        passes = measure(proposer.runner, blocks=_PASS_BLOCKS, block_tokens=block_tokens, patience_s=_PASS_PATIENCE_S)
+        return Paced(proposer, passes.at)
+    return Paced(proposer) if isinstance(proposer, _BY_PASS) else proposer
+
+
+def _combine(config: EngineConfig, proposers: list[Proposer], times: StepTimes | None) -> Combiner:
+    if config.blend == "expected" and times is not None:
+        return ExpectedOffer(proposers, times.at)
+    return FirstOffer(proposers)
 
 
 def _policy(config: SchedulerConfig) -> Policy:

@@ -117,7 +117,7 @@ class KnobConfig(StrictModel):
         "threshold and typical are lossy",
     )
     token_budget: Whole = Field(512, ge=16, description="most tokens a step computes; above k")
-    adaptive: bool = Field(True, description="draft less for a sequence whose drafts keep failing")
+    adaptive: bool = Field(True, description="draft and verify only what raises the tokens a second; off: always k")
     threshold: ThresholdConfig = Field(
         ScheduledConfig(kind="scheduled"), description="rule threshold: how its threshold moves"
     )

@@ -8,6 +8,7 @@ Single-threaded: every method is called from one thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -107,7 +108,9 @@ class Engine:
         """One step of the target; news of every request that emitted tokens."""
         parts = self._parts
         knobs = parts.control.knobs
-        drafts = parts.judge.admit(parts.proposer.propose(parts.scheduler.views(knobs), knobs))
+        offers = parts.judge.admit(parts.proposer.propose(parts.scheduler.views(knobs), knobs))
+        began = time.perf_counter()
+        drafts = parts.control.trim(offers, parts.scheduler.load(knobs))
         plan = parts.scheduler.plan(drafts, knobs)
         if not plan.rows:
             return []
@@ -116,7 +119,7 @@ class Engine:
         verdicts = parts.judge.rule(flight, laws)
         deltas = parts.scheduler.commit(plan, verdicts)
         parts.proposer.settle(verdicts)
-        parts.control.update(plan, verdicts)
+        parts.control.update(plan, verdicts, time.perf_counter() - began)
         self._steps += 1
         self._close(delta.request for delta in deltas if delta.finish is not None)
         return deltas

@@ -41,6 +41,14 @@ class Knobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a step does apart from drafts. rows: sequences that emit a token; tokens: known ones that are computed."""
+
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceView:
     """What a proposer may see of a sequence. `tokens` is the live list: read, never write.
 

@@ -25,6 +25,8 @@ PATIENCE_S = 2.0
 #: What a step seen is worth one step later, how many steps the table itself counts for, and from how
 #: many times the expected time on a step was a hiccup.
 _FADE, _LEAN, _HICCUP = 0.98, 1.0, 4.0
+#: Sizes that differ by less say nothing of how the time rises with them.
+_ALIKE = 1e-6
 #: More tokens never cost less than this share of what they did when measured.
 _LEAST_SCALE = 0.2
 
@@ -94,15 +96,16 @@ class StepTimes:
     """A table as it holds now: `scale` times as slow, and `beyond` seconds more a step.
 
     The machine may have been busier or idler when it was measured, and a step also schedules, samples,
-    writes text and attends to its context. Both numbers are the least-squares fit to the steps seen,
-    older ones fading, leaning on (1, 0) while few were.
+    writes text and attends to its context. Both numbers are the least-squares fit to the steps seen, older
+    ones fading, leaning on a line through the origin: while all steps are of one size, the machine is what
+    made them slower.
     """
 
     def __init__(self, table: StepTable) -> None:
         self._table = table
-        unit = table.seconds[0]
-        # Sums of x x, x, 1, x y, y over steps of table time x that took y: at first, of steps as measured.
-        self._sums = [_LEAN * unit * unit, 0.0, _LEAN, _LEAN * unit * unit, 0.0]
+        # Sums of x x, x, 1, x y, y over steps of table time x that took y, and of y / x.
+        self._sums = [0.0] * 5
+        self._ratios = 0.0
         self.scale, self.beyond = 1.0, 0.0
 
     def at(self, tokens: int) -> float:
@@ -114,15 +117,20 @@ class StepTimes:
         x, y = self._table.at(tokens), min(seconds, _HICCUP * self.at(tokens))
         fresh = (x * x, x, 1.0, x * y, y)
         self._sums = [_FADE * old + new for old, new in zip(self._sums, fresh, strict=True)]
+        self._ratios = _FADE * self._ratios + y / x
         self._fit()
 
     def _fit(self) -> None:
-        """The line through what was seen; where it would start below zero, the one through the origin."""
+        """The line through what was seen and, for `_LEAN` steps, the usual ratio at the smallest size.
+
+        Where it would start below zero, the one through the origin.
+        """
         unit = self._table.seconds[0]
-        xx, x, n, xy, y = self._sums
-        xx, xy = xx + _LEAN * unit * unit, xy + _LEAN * unit * unit  # steps of one size alone settle nothing
+        usual = (self._ratios + _LEAN) / (self._sums[2] + _LEAN)
+        leaning = (unit * unit, unit, 1.0, unit * unit * usual, unit * usual)
+        xx, x, n, xy, y = (seen + _LEAN * more for seen, more in zip(self._sums, leaning, strict=True))
         spread = n * xx - x * x
-        scale = (n * xy - x * y) / spread
+        scale = (n * xy - x * y) / spread if spread > _ALIKE * n * xx else usual
         beyond = (y - scale * x) / n
         if beyond < 0.0:
             scale, beyond = xy / xx, 0.0

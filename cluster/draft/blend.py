@@ -1,21 +1,24 @@
-"""Several proposers: each row asks first the one whose drafts lately stood longest there.
+"""Several proposers: each row asks first the one that lately promised the most tokens a second there.
 
-Knows: for each sequence and proposer, how many drafted tokens stood or fell in earlier rounds.
-Refuses to know: how any proposer guesses, what a guess costs, the tokens of the round under way.
+Knows: for each sequence and proposer, how many drafted tokens stood or fell in earlier rounds; what a pass of a
+drafting model takes, and a step of the target.
+Refuses to know: how any proposer guesses, the tokens of the round under way.
 
 Law 6: the order follows counts of settled rounds, and exploring follows a count of rounds; neither
 a draft of this round nor chance enters.
 
-A proposer is as good as the tokens it can be expected to add: with a chance `a` that a drafted token
-stands given that those before it stood, k of them add a + a^2 + ... + a^k.
+With a chance `a` that a drafted token stands given that those before it stood, j of them add a + a^2 + ... + a^j to the
+one that every step brings; a proposer is as good as the best of all j up to k, over the time its passes and the step
+take. Copies take none, so a model drafts where it promises so much more that its passes are worth it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from cluster.draft.paced import Paced
 from cluster.draft.proposer import Proposer
 from cluster.messages import Knobs, Offer, SequenceView, Verdict
 from cluster.tree import reached
@@ -72,12 +75,16 @@ class _Queue:
 
 
 class ExpectedOffer:
-    """A combiner (proposer.py): the best expected first; who offers nothing is followed by the next best."""
+    """A combiner (proposer.py): the best expected first; who offers nothing is followed by the next best.
+
+    step_s: seconds of the target's step for one row by the tokens it computes.
+    """
 
     name: ClassVar[str] = "expected"
     samples: ClassVar[bool] = True
 
-    def __init__(self, proposers: Sequence[Proposer]) -> None:
+    def __init__(self, proposers: Sequence[Proposer], step_s: Callable[[int], float] = lambda _: 1.0) -> None:
+        self._step_s = step_s
         self._proposers = tuple(proposers)
         self._overall = [_Record() for _ in self._proposers]
         self._courses: dict[int, _Course] = {}
@@ -119,10 +126,16 @@ class ExpectedOffer:
             proposer.close(sequence)
 
     def expected(self, view: SequenceView, index: int) -> float:
-        """Tokens that proposer `index` may be expected to add to a row, from settled rounds."""
+        """Tokens a second that proposer `index` may be expected to bring a row, from settled rounds."""
         overall = self._overall[index].chance(_FIRST_GUESS, _FIRST_WEIGHT)
         chance = self._courses[view.id].records[index].chance(overall, _PRIOR_WEIGHT)
-        return sum(chance**length for length in range(1, view.k + 1))
+        proposer = self._proposers[index]
+        pass_s = (proposer.pass_s(1) or 0.0) if isinstance(proposer, Paced) else 0.0
+        best, tokens = 0.0, 1.0
+        for length in range(1, view.k + 1):
+            tokens += chance**length
+            best = max(best, tokens / (self._step_s(1 + length) + length * pass_s))
+        return best
 
     def _order(self, view: SequenceView) -> list[int]:
         """Indices of proposers, the one to ask first first; equals stay in the order configured."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from cluster.errors import BrokenInvariant, Overloaded
 from cluster.kv.cache import KVCache
-from cluster.messages import Delta, Knobs, Offer, Plan, PlanRow, SequenceView, Verdict
+from cluster.messages import Delta, Knobs, Load, Offer, Plan, PlanRow, SequenceView, Verdict
 from cluster.request import Request
 from cluster.sched.policy import Fcfs, Policy
 from cluster.sched.sequence import Sequence
@@ -98,6 +98,14 @@ class Scheduler:
         nodes = self._nodes(knobs)
         views = (sequence.view(knobs, nodes) for sequence in self._running if sequence.pending == 1)
         return [view for view in views if view.k > 0]
+
+    def load(self, knobs: Knobs) -> Load:
+        """What the next step does apart from drafts."""
+        ready = sum(sequence.pending == 1 for sequence in self._running)
+        known = sum(sequence.pending for sequence in self._running)
+        if self._waiting and self._idle_places():
+            known += self._waiting[0].pending
+        return Load(ready, min(known, knobs.token_budget))
 
     def view(self, sequence_id: int, knobs: Knobs) -> SequenceView:
         """One live sequence, for a proposer that is about to meet it."""

@@ -112,4 +112,4 @@ def test_a_plan_that_looks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         Judge, "admit", lambda self, offers: [offer for offer in original(self, offers) if 1 not in offer.tokens]
     )
     with pytest.raises(AssertionError):
-        hold(50)
+        hold(200)

@@ -81,6 +81,14 @@ def test_steps_of_one_size_are_expected_as_seen() -> None:
     assert times.at(100) > times.at(8)
 
 
+def test_steps_of_one_size_say_that_the_machine_is_slower() -> None:
+    """Not that every step, also a smaller one, takes so much longer."""
+    times = StepTimes(TABLE)
+    for _ in range(300):
+        times.record(100, 12.0)
+    assert times.at(1) == pytest.approx(2.0, rel=0.05)
+
+
 def test_one_hiccup_changes_little() -> None:
     times = StepTimes(TABLE)
     for step in range(300):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from cluster.draft.blend import ExpectedOffer
+from cluster.draft.paced import Paced
 from cluster.messages import Knobs, Offer, SequenceView, Verdict
 from cluster.request import Sampling
 
@@ -177,3 +178,16 @@ def test_nothing_grows_over_a_thousand_requests() -> None:
     blend.close(5)
     assert not blend._courses
     assert [len(part.closed) for part in parts] == [1001, 1001]
+
+
+def first_asked(pass_s: float) -> float:
+    """Share of late rounds answered by a model whose drafts all stand, beside copies of which two in four do."""
+    model = Paced(Steady("model", 4), lambda rows: pass_s)
+    blend = ExpectedOffer([model, Steady("copy", 2)], lambda tokens: 1.0)
+    blend.open(view())
+    return rounds(blend, 100, view())[40:].count("model") / 60
+
+
+def test_a_model_is_asked_where_its_passes_are_worth_it() -> None:
+    assert first_asked(0.01) > 0.9
+    assert first_asked(1.0) < 0.1
