@@ -48,11 +48,27 @@ async def wait_ready(
 async def ask(answer: Awaitable[Answer], deadline_s: float) -> Answer:
     """Await an actor's answer with a deadline, with errors as Outrider's own."""
     try:
-        return await asyncio.wait_for(asyncio.ensure_future(_plain(answer)), deadline_s)
+        return await within(answer, deadline_s)
     except TimeoutError:
         raise PeerLost(f"the engine process did not answer within {deadline_s:.0f} s") from None
     except ray.exceptions.RayError as error:
         raise translate(error) from error
+
+
+async def within(answer: Awaitable[Answer], deadline_s: float) -> Answer:
+    """Await an answer; TimeoutError at the deadline.
+
+    It is waited for twice, half as long: when this process itself did not get to run for a while, an answer that has
+    come meanwhile is found after the first half, and nobody is taken for dead because we were asleep.
+    """
+    coming = asyncio.ensure_future(_plain(answer))
+    try:
+        for _ in range(2):
+            if (await asyncio.wait({coming}, timeout=deadline_s / 2))[0]:
+                return coming.result()
+    finally:
+        coming.cancel()
+    raise TimeoutError
 
 
 def translate(error: BaseException) -> BaseException:

@@ -6,7 +6,6 @@ Refuses to know: HTTP.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -20,9 +19,9 @@ from deploy.asks import Ask, Card, Piece
 
 #: Longest a question about state may take, in seconds.
 ASK_S = 10.0
-#: An engine that neither tells anything nor says that it is well for so long is lost, in seconds: some of its own
-#: signs (actors.verifier.LOOK_S).
-SILENT_S = 8.0
+#: An engine that neither tells anything nor says that it is well (actors.verifier.LOOK_S) for so long is lost, in
+#: seconds. Longer than its replica gives it (deploy.app.HEALTH_S): this is for replicas that are frozen themselves.
+SILENT_S = 12.0
 
 
 def translate(error: BaseException) -> BaseException:
@@ -51,8 +50,7 @@ class EngineHandle:
         taken = False
         try:
             while True:
-                async with asyncio.timeout(SILENT_S):
-                    piece: Piece | None = await anext(response, None)
+                piece: Piece | None = await asking.within(anext(response, None), SILENT_S)
                 if piece is None:
                     return
                 taken = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from actors import supervisor
+from actors.asking import within
 from actors.process import Invitation
 from actors.supervisor import Borrower, Keeper, Pair
 from cluster.errors import OutriderError, PeerLost
@@ -84,6 +86,19 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(supervisor, "LINGER_S", 0.2)
+
+
+async def test_an_answer_that_came_while_nobody_looked_counts() -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0.01)
+        return 7
+
+    asked = asyncio.ensure_future(within(answer(), 0.2))
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # this process does not get to run
+    assert await asked == 7
+    with pytest.raises(TimeoutError):
+        await within(asyncio.sleep(60.0), 0.05)
 
 
 async def joined() -> tuple[Pair, FakeVerifier, FakeDrafter]:
