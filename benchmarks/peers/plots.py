@@ -7,6 +7,7 @@ Refuses to know: how figures were computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ def draw(lines: Sequence[Line], curves: frozenset[tuple[str, str]], out: Path) -
         here = [line for line in lines if line.suite == suite]
         streams = [line for line in here if line.cell.endswith(" x1")]
         if streams:
-            save(f"{suite}-speed", lambda axes, s=streams: _bars(axes, s))
+            save(f"{suite}-speed", partial(_bars, lines=streams))
         for axis in AXES:
             points = [one for one in here if (suite, one.cell) in curves and one.cell.startswith(f"{axis} ")]
             if points:
-                save(f"{suite}-{axis}", lambda axes, p=points, a=axis: _curve(axes, p, a))
+                save(f"{suite}-{axis}", partial(_curve, lines=points, axis=axis))
     return made
 
 

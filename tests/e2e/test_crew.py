@@ -21,6 +21,7 @@ from actors.launch import Crew
 from cluster.build import assemble
 from cluster.config import EngineConfig, parse
 from cluster.errors import CapacityError, ModelNotFound, OutriderError
+from cluster.model.files import ModelFiles
 from cluster.request import Request, Sampling
 from deploy.reaper import descendants
 from tests.e2e.conftest import wait_until
@@ -154,9 +155,9 @@ def require_nothing_left() -> None:
     ],
 )
 async def test_more_processes_give_the_same_tokens(
-    local_ray: None, tiny_llama: Path, ranks: int, drafters: int, mode: str
+    local_ray: None, smollm2: ModelFiles, ranks: int, drafters: int, mode: str
 ) -> None:
-    config = config_of(tiny_llama, ranks, drafters, mode=mode)
+    config = config_of(smollm2.directory, ranks, drafters, mode=mode)
     async with running(config, f"same-{ranks}-{drafters}-{mode}") as crew:
         assert (len(pids("ray::Shard")), len(pids("ray::Drafter"))) == (ranks - 1, drafters)
         for name, sampling in (("greedy", GREEDY), ("warm", WARM)):
