@@ -140,24 +140,28 @@ def require_nothing_left() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("ranks", "drafters", "mode"),
-    [
-        (1, 1, "sync"),
-        (1, 1, "lookahead"),
-        (2, 0, "sync"),
-        (2, 1, "sync"),
-        (2, 1, "lookahead"),
-        pytest.param(1, 2, "pearl", marks=pytest.mark.soak),
-        pytest.param(2, 2, "lookahead", marks=pytest.mark.soak),
-        pytest.param(3, 0, "sync", marks=pytest.mark.soak),
-        pytest.param(3, 2, "sync", marks=pytest.mark.soak),
-    ],
-)
+CORE = [(1, 1, "sync"), (1, 1, "lookahead"), (2, 0, "sync"), (2, 1, "sync"), (2, 1, "lookahead")]
+MORE = [(1, 2, "pearl"), (2, 2, "lookahead"), (3, 0, "sync"), (3, 2, "sync")]
+
+
+@pytest.mark.parametrize(("ranks", "drafters", "mode"), CORE)
 async def test_more_processes_give_the_same_tokens(
+    local_ray: None, tiny_llama: Path, ranks: int, drafters: int, mode: str
+) -> None:
+    await compare(tiny_llama, ranks, drafters, mode)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("ranks", "drafters", "mode"), [*CORE, *MORE])
+async def test_more_processes_give_the_same_tokens_of_a_real_model(
     local_ray: None, smollm2: ModelFiles, ranks: int, drafters: int, mode: str
 ) -> None:
-    config = config_of(smollm2.directory, ranks, drafters, mode=mode)
+    await compare(smollm2.directory, ranks, drafters, mode)
+
+
+async def compare(model: Path, ranks: int, drafters: int, mode: str) -> None:
+    """Greedy and at temperature 1, against the engine of one process."""
+    config = config_of(model, ranks, drafters, mode=mode)
     async with running(config, f"same-{ranks}-{drafters}-{mode}") as crew:
         assert (len(pids("ray::Shard")), len(pids("ray::Drafter"))) == (ranks - 1, drafters)
         for name, sampling in (("greedy", GREEDY), ("warm", WARM)):
