@@ -16,9 +16,6 @@ from dataclasses import dataclass
 
 from cluster.messages import Load
 
-#: Numbers of drafts behind which nothing better is looked for once the rate fell to this share of the best.
-_HOPELESS = 0.7
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -45,7 +42,9 @@ def choose(
         rate = emitted / (seconds(load.tokens + number) + drafting_s)
         if rate > best:
             best, chosen = rate, number
-        elif rate < _HOPELESS * best and not drafting_s:
+        left = len(order) - number
+        # Seconds never fall and chances never rise: not even all that is left could win, were it for nothing.
+        if emitted + chance * left <= best * (seconds(load.tokens + number) + drafting_s):
             break
     for _, row in order[:chosen]:
         counts[-row] += 1

@@ -62,6 +62,21 @@ def test_dearer_steps_take_fewer_drafts_down_to_none() -> None:
     assert choose([[0.1]], Load(1, 1), lambda tokens: float(tokens)).counts == (0,)
 
 
+@pytest.mark.parametrize(
+    ("chances", "seconds", "rate"),
+    [
+        ([[1.0] * 4], [1.0, 1.0, 3.0, 3.0, 3.0, 3.0], 5 / 3),
+        ([[0.9, 0.81, 0.73, 0.66]] * 4, [1.0] * 5 + [1.8] * 20, 16.4 / 1.8),
+    ],
+)
+def test_a_step_up_is_climbed_where_the_floor_above_pays(
+    chances: list[list[float]], seconds: list[float], rate: float
+) -> None:
+    made = choose(chances, Load(len(chances), len(chances)), seconds.__getitem__)
+    assert made.counts == (4,) * len(chances)
+    assert made.rate == pytest.approx(rate)
+
+
 def test_the_surer_row_goes_first() -> None:
     made = choose([[0.9, 0.8], [0.3, 0.2]], Load(2, 2), lambda tokens: 1.0 + 0.5 * (tokens > 4))
     assert made.counts == (2, 0)
