@@ -52,18 +52,18 @@ class LengthControl:
     def __init__(self, knobs: Knobs, times: StepTimes | None = None, paced: Sequence[Paced] = ()) -> None:
         self.knobs = knobs
         self._times = times or StepTimes(_FLAT)
-        self._paced = {proposer.name: proposer for proposer in paced}
+        self._paced = tuple(paced)
         self._survival = Survival()
         self._courses: dict[int, _Course] = {}
         self._left_out = 0
-        self._unpaid: dict[str, int] = dict.fromkeys(self._paced, 0)
+        self._unpaid: dict[str, int] = {proposer.name: 0 for proposer in paced}
         self._paying = 0
 
     def set(self, knobs: Knobs) -> None:
         self.knobs = knobs
         self._pause()
         if not knobs.adaptive:
-            for proposer in self._paced.values():
+            for proposer in self._paced:
                 proposer.limit({})
 
     def open(self, sequence: int, max_retries: int | None) -> None:
@@ -111,7 +111,7 @@ class LengthControl:
 
     def _kind(self, offer: Offer) -> Kind:
         """A copy is the surer the longer it is; how long a model drafts was decided here."""
-        bucket = 0 if offer.source in self._paced or offer.law is not None else len(offer.tokens).bit_length()
+        bucket = 0 if offer.source in self._unpaid or offer.law is not None else len(offer.tokens).bit_length()
         return Kind(offer.source, offer.parents is not None, bucket)
 
     def _settle(self, row: PlanRow, verdict: Verdict) -> None:
@@ -146,13 +146,13 @@ class LengthControl:
         if not sequences:
             return
         plain = self._paying >= _PLAIN
-        for name, proposer in self._paced.items():
+        for proposer in self._paced:
             pass_s = proposer.pass_s(len(sequences))
             if plain:
                 proposer.limit(dict.fromkeys(sequences, 0))
             elif pass_s is not None:
-                depth, choice = self._weighed(name, sequences, load, pass_s)
-                proposer.limit(self._paces(name, sequences, depth, choice))
+                depth, choice = self._weighed(proposer.name, sequences, load, pass_s)
+                proposer.limit(self._paces(proposer.name, sequences, depth, choice))
         self._paying = 0 if plain else self._paying + all(not count for count in self._unpaid.values())
 
     def _weighed(self, name: str, sequences: Sequence[int], load: Load, pass_s: float) -> tuple[int, Choice]:

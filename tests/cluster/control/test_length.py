@@ -139,6 +139,16 @@ def test_a_model_drafts_as_far_as_its_passes_pay(pass_s: float, least: int, most
     assert 0 in asked, "what a plain step takes is looked at too"
 
 
+def test_two_models_of_one_kind_are_both_paced() -> None:
+    drafters = [Timed(3.0), Timed(3.0)]
+    paced = [Paced(drafter, lambda rows: 3.0) for drafter in drafters]  # type: ignore[arg-type]
+    control = LengthControl(Knobs(k=15), StepTimes(StepTable((1, 64), (1.0, 1.2))), paced)
+    row = PlanRow(0, 5, (1,), (), wants=1)
+    control.update(Plan(0, (row,), control.knobs), [Verdict(0, 0, (1,))])
+    for proposer in paced:
+        assert proposer.propose([view(0, 15)], control.knobs) == []
+
+
 def test_a_model_that_does_not_pay_is_tried_again_some_time() -> None:
     drafter = Timed(3.0)
     paced = Paced(drafter, clock=lambda: drafter.now)  # type: ignore[arg-type]
