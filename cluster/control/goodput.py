@@ -5,8 +5,8 @@ Refuses to know: where either comes from.
 
 A step of `rows` sequences that computes `tokens` known tokens and the drafts chosen emits, on average, one token a row
 and the sum of the chosen drafts' chances of standing. For any number of drafts the best are those with the greatest
-chances; within a row chances never rise, so the best of all are a start of every row. Trying every number finds the
-optimum, also where the time of a step is jagged (DSpark's prefix scheduler, which stops at the first fall instead).
+chances; within a row chances never rise, so the best of all are a start of every row. Trying every number that could
+still win finds the optimum, also where step times are jagged (DSpark's prefix scheduler stops at the first fall).
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ _FIRST, _NEXT_NODE, _WEIGHT = 0.7, 0.8, 2.0
 _OWN = 2.0
 #: A new sequence starts a little better than the rest: it is tried before it is given up.
 _WELCOME = 0.5
-
 #: No failure is surer: where a draft costs nothing it is tried.
 _SUREST = 0.99
 
@@ -73,8 +72,8 @@ class _Places:
 class _Own:
     """A sequence's failures (chains) or successes (trees), and how many its kind would have had; fading."""
 
-    seen: float = 0.0
-    expected: float = _WELCOME
+    seen: float
+    expected: float
 
     def add(self, seen: float, expected: float) -> None:
         self.seen = self.seen * _OWN_FADE + seen
@@ -94,7 +93,7 @@ class Survival:
 
     def chain(self, sequence: int, kind: Kind, count: int) -> list[float]:
         """Chances that the first j drafts all stand, j = 1 .. count."""
-        phi = self._factor(sequence, kind)
+        phi = self._mine(sequence, kind).factor
         found: list[float] = []
         alive = 1.0
         for chance in self._places(kind).chances(count, 1.0):
@@ -104,7 +103,7 @@ class Survival:
 
     def tree(self, sequence: int, kind: Kind, count: int) -> list[float]:
         """Chances that each node stands, never rising from one to the next."""
-        psi = self._factor(sequence, kind)
+        psi = self._mine(sequence, kind).factor
         found: list[float] = []
         least = 1.0
         for chance in self._places(kind).chances(count, _NEXT_NODE):
@@ -114,8 +113,7 @@ class Survival:
 
     def of(self, offer: Offer, kind: Kind) -> list[float]:
         """By place in the offer, never rising."""
-        count = len(offer.tokens)
-        return (self.tree if kind.tree else self.chain)(offer.sequence, kind, count)
+        return (self.tree if kind.tree else self.chain)(offer.sequence, kind, len(offer.tokens))
 
     def settle(self, kind: Kind, row: PlanRow, verdict: Verdict) -> None:
         """One row's drafts were verified."""
@@ -147,9 +145,6 @@ class Survival:
         """A failure is what a new chain is spared, a success what a new tree is granted."""
         welcome = _Own(_WELCOME, 0.0) if kind.tree else _Own(0.0, _WELCOME)
         return self._own.setdefault(sequence, {}).setdefault((kind.source, kind.tree), welcome)
-
-    def _factor(self, sequence: int, kind: Kind) -> float:
-        return self._mine(sequence, kind).factor
 
 
 def _line(row: PlanRow, verdict: Verdict) -> list[bool]:

@@ -109,7 +109,6 @@ def test_the_page_says_what_was_measured_and_what_was_not(page: Page) -> None:
 
 
 def test_pictures_are_written(page: Page, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     made = plots.draw(page.lines, page.curves, tmp_path)
     assert [path.name for path in made] == ["smollm2-speed.png", "smollm2-batch.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
